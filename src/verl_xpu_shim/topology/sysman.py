@@ -8,6 +8,7 @@ Nothing here initialises the Level Zero core, so a process may still fork, and c
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import os
 from collections.abc import Iterator, Mapping
@@ -27,7 +28,7 @@ class Unavailable(RuntimeError):
 class Gpu(NamedTuple):
     """One device as torch could number it: a GPU, or one tile of it."""
 
-    index: int
+    mask_index: int
     """What `ZE_AFFINITY_MASK` calls it."""
     address: str
     """PCI address as sysfs writes it, e.g. `0000:3d:00.0`."""
@@ -60,7 +61,7 @@ def torch_gpus(environ: Mapping[str, str] = os.environ) -> list[Gpu]:
         ValueError: `ZE_AFFINITY_MASK` isn't a list of integers.
     """
     mask = parse_mask(environ.get("ZE_AFFINITY_MASK"))
-    visible = [gpu for gpu in all_gpus(environ) if mask is None or gpu.index in mask]
+    visible = [gpu for gpu in all_gpus(environ) if mask is None or gpu.mask_index in mask]
     # torch leaves integrated GPUs out as soon as there is another.
     return [gpu for gpu in visible if not gpu.integrated] or visible
 
@@ -93,7 +94,7 @@ def pyzes_version() -> str | None:
 def _import_pyzes() -> Any:
     version = pyzes_version()
     try:
-        import pyzes
+        pyzes: Any = importlib.import_module("pyzes")
     except ImportError:
         raise Unavailable("pyzes isn't installed: pip install 'verl-xpu-shim[topology]'") from None
     except OSError as error:  # raised by its CDLL(…) at import
