@@ -7,6 +7,7 @@ import importlib
 import inspect
 import threading
 from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FunctionType
 from types import ModuleType
@@ -93,6 +94,14 @@ class Change:
 _ABSENT: Final = object()
 
 
+def _makers(value: Any) -> Iterator[str]:
+    """The capabilities that made ``value``, or what it wraps."""
+    while value is not None:
+        if (maker := getattr(value, MARK, None)) is not None:
+            yield maker
+        value = getattr(value, "__wrapped__", None)
+
+
 class Edit:
     """The changes of one capability to one module: all of them, or none.
 
@@ -109,11 +118,11 @@ class Edit:
     def wrap(self, owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
         """Replace ``owner.name`` by ``make(original)``, which takes over its name, documentation and signature.
 
-        What one of our wrappers already is, or wraps, is left as it is: patches belong to an object, not to a name.
+        What this capability has wrapped already is left as it is: patches belong to an object, not to a name.
         """
         old = getattr(owner, name)
-        if hasattr(old, MARK):
-            self.notes.append(f"{name}: already patched by {getattr(old, MARK)}")
+        if self._capability in _makers(old):
+            self.notes.append(f"{name}: already patched")
             return
         new = functools.wraps(old)(make(old))
         setattr(new, MARK, self._capability)
