@@ -4,4 +4,41 @@ from __future__ import annotations
 
 from typing import Final
 
-WATCHLIST: Final[dict[str, tuple[str, ...]]] = {}
+WATCHLIST: Final[dict[str, tuple[str, ...]]] = {
+    "torch.distributed.distributed_c10d": ("reduce_avg",),
+    "torch.distributed.fsdp._fully_shard._fsdp_collectives": ("fsdp2_reduce_avg",),
+    "verl.models.transformers.monkey_patch": ("attention_default",),
+    "verl.plugin.platform.platform_base": ("platform",),
+    "verl.plugin.platform.platform_manager": ("platform",),
+    "verl.single_controller.base.worker": ("ray_devices",),
+    "verl.single_controller.ray.base": ("ray_devices",),
+    "verl.utils.attention_utils": ("attention_utils",),
+    "verl.utils.model": ("attention_default",),
+    "verl.utils.profiler.config": ("rollout_profiler",),
+    "verl.utils.profiler.nvtx_profile": ("profiler_markers",),
+    "verl.utils.profiler.performance": ("profiler_markers",),
+    "verl.utils.profiler.profile": (
+        "dist_profiler",
+        "profiler_markers",
+    ),
+    "verl.utils.ray_utils": ("ray_devices",),
+    "verl.workers.config.model": ("attention_default",),
+    "verl.workers.engine.fsdp.transformer_impl": ("fsdp_engine",),
+    "verl.workers.rollout.sglang_rollout.async_sglang_server": ("rollout_profiler",),
+    "verl.workers.rollout.trtllm_rollout.trtllm_async_server": ("rollout_profiler",),
+    "verl.workers.rollout.vllm_rollout.vllm_async_server": (
+        "ray_devices",
+        "rollout_profiler",
+    ),
+    "vllm.config.profiler": ("rollout_profiler",),
+    "vllm.envs": ("host_embedding",),
+    "vllm.lora.layers.vocab_parallel_embedding": ("host_embedding",),
+    "vllm.lora.layers.vocal_parallel_embedding": ("host_embedding",),
+    "vllm.model_executor.layers.vocab_parallel_embedding": ("host_embedding",),
+    "vllm.model_executor.model_loader.utils": ("host_embedding",),
+    "vllm.platforms.xpu": ("host_embedding",),
+    "vllm.profiler.wrapper": ("rollout_profiler",),
+    "vllm.v1.worker.cpu_worker": ("rollout_profiler",),
+    "vllm.v1.worker.gpu_worker": ("rollout_profiler",),
+    "vllm.v1.worker.xpu_worker": ("rollout_profiler",),
+}
