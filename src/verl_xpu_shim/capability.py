@@ -88,7 +88,8 @@ class Change:
 
     @property
     def symbol(self) -> str:
-        return f"{getattr(self.owner, '__qualname__', None) or self.owner.__name__}.{self.name}"
+        qualifier = getattr(self.owner, "__qualname__", None)  # modules have none, and the trace names the module
+        return f"{qualifier}.{self.name}" if qualifier else self.name
 
 
 _ABSENT: Final = object()

@@ -62,22 +62,22 @@ def _status(options: argparse.Namespace) -> int:
     verdicts: dict[str, set[str]] = {}
     for row in rows:
         verdicts.setdefault(row["capability"], set()).add(row["verdict"])
-    table = status.table()
-    report = {"versions": status.versions(), "entered": status.how_it_got_in(), "capabilities": table, "contracts": rows}
+    table, versions, entered = status.table(), status.versions(), status.how_it_got_in()
     if options.json:
+        report = {"versions": versions, "entered": entered, "capabilities": table, "contracts": rows}
         print(json.dumps(report, indent=2))
     else:
-        for name, version in report["versions"].items():
+        for name, version in versions.items():
             print(f"{name:16} {version or 'not installed'}")
-        print(f"\nThe shim is {'in this process, by ' + report['entered'] if report['entered'] else 'not in this process'}.")
+        print(f"\nThe shim is {'in this process, by way of ' + entered if entered else 'not in this process'}.")
         if sys.version_info >= (3, 18):
-            print("Python 3.18 reads no import lines in .pth files: use PYTHONPATH=\"$(verl-xpu-shim path)\".")
+            print('Python 3.18 ignores import lines in .pth files: use PYTHONPATH="$(verl-xpu-shim path)".')
         print()
         for name, row in table.items():
             state = "enabled" if row["enabled"] else "disabled"
             contract = "drifted" if "drift" in verdicts[name] else "held" if "held" in verdicts[name] else "no target here"
             print(f"{name:18} {row['kind']:9} {state:9} contract {contract}")
-    return int(not report["entered"] or any(row["verdict"] == "drift" for row in rows))
+    return int(not entered or any(row["verdict"] == "drift" for row in rows))
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -115,7 +115,7 @@ def _doctor(options: argparse.Namespace) -> int:
 def _trace(options: argparse.Namespace) -> int:
     if options.merge:
         merge = importlib.import_module("verl_xpu_shim.profiling.merge")
-        return int(merge.main(options.merge, options.output or Path("trace.json")))
+        return int(merge.main(options.merge, options.output or Path("trace.json"), as_json=options.json))
     if not options.files:
         print("verl-xpu-shim trace: name at least one trace log, or --merge DIR", file=sys.stderr)
         return 2

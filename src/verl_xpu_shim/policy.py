@@ -16,6 +16,7 @@ from typing import Any
 from typing import Final
 
 from verl_xpu_shim import trace
+from verl_xpu_shim.capability import MARK
 from verl_xpu_shim.capability import NAMES
 from verl_xpu_shim.capability import Capability
 from verl_xpu_shim.capability import Edit
@@ -79,7 +80,6 @@ def apply(name: str, module: ModuleType) -> None:
     return settle("skipped", "; ".join(edit.notes) or "already")
 
 
-@functools.cache
 def is_xpu_host() -> bool:
     """Whether the PyTorch of this environment is an XPU build.
 
@@ -87,9 +87,10 @@ def is_xpu_host() -> bool:
     (intel/torch-xpu-ops#2089).
     """
     version = sys.modules.get("torch.version")
-    return bool(version.xpu if hasattr(version, "xpu") else _xpu_of_unloaded_torch())
+    return bool(getattr(version, "xpu", None) if version else _xpu_of_unloaded_torch())
 
 
+@functools.cache
 def _xpu_of_unloaded_torch() -> Any:
     """``torch.version.xpu`` read from the file: a process that has no torch yet shouldn't get one from us."""
     spec = PathFinder.find_spec("torch")
@@ -159,6 +160,8 @@ def _provenance(module: ModuleType) -> str:
 
 
 def _brief(value: Any) -> str:
+    if (maker := getattr(value, MARK, None)) is not None:
+        return f"verl_xpu_shim.patches.{maker}"
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     return f"{module}.{name}" if module and name else repr(value)[:80]
 
