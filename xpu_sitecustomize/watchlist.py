@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 WATCHLIST: Final[dict[str, tuple[str, ...]]] = {
+    "tensordict.base": ("host_copy",),
     "torch.distributed.distributed_c10d": ("reduce_avg",),
     "torch.distributed.fsdp._fully_shard._fsdp_collectives": ("fsdp2_reduce_avg",),
     "verl.models.transformers.monkey_patch": ("attention_default",),
@@ -13,6 +14,9 @@ WATCHLIST: Final[dict[str, tuple[str, ...]]] = {
     "verl.single_controller.base.worker": ("ray_devices",),
     "verl.single_controller.ray.base": ("ray_devices",),
     "verl.utils.attention_utils": ("attention_utils",),
+    "verl.utils.checkpoint.fsdp_checkpoint_manager": ("host_copy",),
+    "verl.utils.distributed": ("numa_affinity",),
+    "verl.utils.fsdp_utils": ("host_copy",),
     "verl.utils.model": ("attention_default",),
     "verl.utils.profiler.config": ("rollout_profiler",),
     "verl.utils.profiler.nvtx_profile": ("profiler_markers",),
@@ -38,6 +42,7 @@ WATCHLIST: Final[dict[str, tuple[str, ...]]] = {
     "vllm.model_executor.model_loader.utils": ("host_embedding",),
     "vllm.platforms.xpu": ("host_embedding",),
     "vllm.profiler.wrapper": ("rollout_profiler",),
+    "vllm.utils.numa_utils": ("numa_affinity",),
     "vllm.v1.worker.cpu_worker": ("rollout_profiler",),
     "vllm.v1.worker.gpu_worker": ("rollout_profiler",),
     "vllm.v1.worker.xpu_worker": ("rollout_profiler",),

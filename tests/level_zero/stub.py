@@ -13,7 +13,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
+from typing import Final
 
 HERE: Final = Path(__file__).parent
 SOURCE: Final = HERE / "stub_driver.c"
@@ -68,8 +69,7 @@ def run(code: str, env: dict[str, str], *argv: str) -> Any:
     child = subprocess.run(
         [sys.executable, "-c", _PRELOAD + code, *argv],
         env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
         timeout=120,
     )

@@ -1,26 +1,26 @@
 """``ray_devices``: verl leaves the choice of device to a mask that Ray narrows, or not, and all ranks end on ``xpu:0``.
 
-Why every worker has to see all devices, and how it finds its own, is told in `verl_xpu_shim.platform.ray_binding`.
+Why every worker has to see all devices, and how it finds its own, is told in ``verl_xpu_shim.platform.ray_binding``.
 Can go once verl binds its workers by index on XPU, whatever Ray does to the mask.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from collections.abc import Mapping
 from types import ModuleType
-from typing import Any, Final
+from typing import Any
+from typing import Final
 
-from verl_xpu_shim.capability import Capability, Edit, Target
-from verl_xpu_shim.contract import Mentions, Parameters
+from verl_xpu_shim.capability import Capability
+from verl_xpu_shim.capability import Edit
+from verl_xpu_shim.capability import Target
+from verl_xpu_shim.contract import Mentions
+from verl_xpu_shim.contract import Parameters
+from verl_xpu_shim.platform import on_xpu
 
 SERVER: Final = "vLLMHttpServer"
-
-
-def on_xpu() -> bool:
-    from verl.plugin.platform import get_platform
-
-    return bool(get_platform().device_name == "xpu")
 
 
 def _worker(module: ModuleType, edit: Edit) -> None:
@@ -28,11 +28,12 @@ def _worker(module: ModuleType, edit: Edit) -> None:
 
     def setup(original: Callable[[Any], None]) -> Callable[[Any], None]:
         def bind(self: Any) -> None:
-            if not on_xpu():
-                return original(self)
-            from verl_xpu_shim.platform import ray_binding
+            if on_xpu():
+                from verl_xpu_shim.platform import ray_binding
 
-            ray_binding.bind()
+                ray_binding.bind()
+            else:
+                original(self)
 
         return bind
 
@@ -108,7 +109,7 @@ def _workers(module: ModuleType, edit: Edit) -> None:
 
 
 def _noset(module: ModuleType, edit: Edit) -> None:
-    """verl's list of the variables that stop Ray from narrowing a mask lacks that of Ray >= 2.58 (ray#64440)."""
+    """Verl's list of the variables that stop Ray from narrowing a mask lacks that of Ray >= 2.58 (ray#64440)."""
 
     def make(original: Callable[..., bool]) -> Callable[..., bool]:
         def noset(env_vars: Mapping[str, str] = os.environ) -> bool:

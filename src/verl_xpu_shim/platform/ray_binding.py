@@ -127,7 +127,7 @@ def _restore_mask() -> None:
         raise BindingError(f"{MASK} is set but empty. Ray takes that for no device, Level Zero for no mask: unset it.")
     if now == outer:
         return
-    if torch.xpu.is_initialized():
+    if torch.xpu.is_initialized():  # type: ignore[no-untyped-call]
         raise BindingError(
             f"Ray narrowed {MASK} from {outer or UNSET} to {now}, and this worker has initialised the device since, so "
             f"it can't be widened again. Start it with {' and '.join(f'{name}=1' for name in KEEP_MASK)} in its "
@@ -140,7 +140,7 @@ def _restore_mask() -> None:
 
 
 def _ordinal(device: str) -> int:
-    """torch's ordinal of the device with Ray's id ``device``, once the outer mask is back."""
+    """Torch's ordinal of the device with Ray's id ``device``, once the outer mask is back."""
     visible = _visible()
     try:
         match _ray_narrows():

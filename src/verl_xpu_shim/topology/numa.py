@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
+from typing import NamedTuple
 
 from verl_xpu_shim.topology import sysman
 
@@ -26,23 +29,41 @@ class Place(NamedTuple):
 
 
 def place(ordinal: int, sysfs: Path = SYSFS) -> Place:
-    """Where torch's device `xpu:ordinal` of this process sits.
+    """Where torch's device ``xpu:ordinal`` of this process sits.
 
     Raises:
         NotPinned: the device can't be found or there is no node to name; the text says why.
     """
-    try:
-        gpus = sysman.torch_gpus()
-    except (sysman.Unavailable, ValueError) as error:
-        raise NotPinned(str(error)) from None
+    gpus = _gpus()
     if ordinal >= len(gpus):
         raise NotPinned(f"Level Zero Sysman lists {len(gpus)} device(s), so it has no xpu:{ordinal}")
     gpu = gpus[ordinal]
     return Place(gpu, node(gpu.address, sysfs), local_cpus(gpu.address, os.sched_getaffinity(0), sysfs))
 
 
+def nodes(sysfs: Path = SYSFS) -> list[int]:
+    """The NUMA node of each of torch's devices of this process.
+
+    Raises:
+        NotPinned: the devices can't be found, or one's node is unknown.
+    """
+    found = []
+    for gpu in _gpus():
+        found.append(node(gpu.address, sysfs))
+        if found[-1] < 0:
+            raise NotPinned(f"the firmware names no NUMA node for {gpu.address}")
+    return found
+
+
+def _gpus() -> list[sysman.Gpu]:
+    try:
+        return sysman.torch_gpus()
+    except (sysman.Unavailable, ValueError) as error:
+        raise NotPinned(str(error)) from None
+
+
 def node(address: str, sysfs: Path = SYSFS) -> int:
-    """The NUMA node of the PCI device at `address` (`0000:3d:00.0`); -1 where the firmware names none.
+    """The NUMA node of the PCI device at ``address`` (``0000:3d:00.0``); -1 where the firmware names none.
 
     Raises:
         NotPinned: sysfs doesn't know the device.
@@ -55,7 +76,7 @@ def local_cpus(address: str, allowed: Collection[int], sysfs: Path = SYSFS) -> f
 
     Args:
         address: PCI address as sysfs writes it.
-        allowed: what the cpuset of the process leaves it, e.g. `os.sched_getaffinity(0)`.
+        allowed: what the cpuset of the process leaves it, e.g. ``os.sched_getaffinity(0)``.
         sysfs: where sysfs is mounted.
 
     Raises:
@@ -77,12 +98,12 @@ def local_cpus(address: str, allowed: Collection[int], sysfs: Path = SYSFS) -> f
 
 
 def pin(cpus: Collection[int], proc: Path = Path("/proc")) -> None:
-    """Binds every thread of this process to `cpus`: those that exist, and by inheritance those to come.
+    """Binds every thread of this process to ``cpus``: those that exist, and by inheritance those to come.
 
-    A thread bound to some of `cpus` already (an OpenMP or oneCCL worker) keeps its narrower binding.
+    A thread bound to some of ``cpus`` already (an OpenMP or oneCCL worker) keeps its narrower binding.
 
     Raises:
-        OSError: the kernel refuses, e.g. because none of `cpus` is in the cpuset.
+        OSError: the kernel refuses, e.g. because none of ``cpus`` is in the cpuset.
     """
     wanted = set(cpus)
     os.sched_setaffinity(0, wanted)
@@ -90,18 +111,16 @@ def pin(cpus: Collection[int], proc: Path = Path("/proc")) -> None:
     # A thread not yet bound may have started another since the folder was read: until there is none.
     while new := {int(task.name) for task in (proc / "self/task").iterdir()} - done:
         for thread in new:
-            try:
+            with contextlib.suppress(ProcessLookupError):  # it has ended since
                 os.sched_setaffinity(thread, os.sched_getaffinity(thread) & wanted or wanted)
-            except ProcessLookupError:
-                pass  # it has ended since
         done |= new
 
 
 def parse_cpulist(text: str) -> frozenset[int]:
-    """The CPUs of a list as sysfs writes it: `0-3,8` is 0, 1, 2, 3 and 8.
+    """The CPUs of a list as sysfs writes it: ``0-3,8`` is 0, 1, 2, 3 and 8.
 
     Raises:
-        ValueError: `text` isn't such a list.
+        ValueError: ``text`` isn't such a list.
     """
     cpus: set[int] = set()
     for part in filter(None, text.strip().split(",")):
@@ -111,7 +130,7 @@ def parse_cpulist(text: str) -> frozenset[int]:
 
 
 def format_cpulist(cpus: Iterable[int]) -> str:
-    """The reverse of `parse_cpulist`."""
+    """The reverse of ``parse_cpulist``."""
     ranges: list[list[int]] = []
     for cpu in sorted(cpus):
         if ranges and cpu == ranges[-1][1] + 1:

@@ -1,7 +1,7 @@
 """The Intel GPUs as Level Zero Sysman lists them, numbered as torch numbers them.
 
-Sysman is asked through pyzes, as `torch.xpu` itself asks (`_enum_zes_device_infos`, torch 2.13), and
-by `zesInit` alone: `ZES_ENABLE_SYSMAN` is the legacy way, makes a later `zesInit` of torch's fail and
+Sysman is asked through pyzes, as ``torch.xpu`` itself asks (``_enum_zes_device_infos``, torch 2.13), and
+by ``zesInit`` alone: ``ZES_ENABLE_SYSMAN`` is the legacy way, makes a later ``zesInit`` of torch's fail and
 isn't supported from Xe2 on.
 Nothing here initialises the Level Zero core, so a process may still fork, and choose a mask, afterwards.
 """
@@ -11,12 +11,19 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import os
-from collections.abc import Iterator, Mapping
-from ctypes import byref, c_uint32, c_void_p, cast, pointer
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator
+from collections.abc import Mapping
+from ctypes import byref
+from ctypes import c_uint32
+from ctypes import c_void_p
+from ctypes import cast
+from ctypes import pointer
+from typing import Any
+from typing import Final
+from typing import NamedTuple
 
 MINIMUM_PYZES: Final = "0.1.2"
-"""The first pyzes with `zesDevicePciGetProperties`."""
+"""The first pyzes with ``zesDevicePciGetProperties``."""
 
 _INTEGRATED: Final = 1  # ZES_DEVICE_PROPERTY_FLAG_INTEGRATED, which pyzes 0.1.3 doesn't name
 
@@ -29,9 +36,9 @@ class Gpu(NamedTuple):
     """One device as torch could number it: a GPU, or one tile of it."""
 
     mask_index: int
-    """What `ZE_AFFINITY_MASK` calls it."""
+    """What ``ZE_AFFINITY_MASK`` calls it."""
     address: str
-    """PCI address as sysfs writes it, e.g. `0000:3d:00.0`."""
+    """PCI address as sysfs writes it, e.g. ``0000:3d:00.0``."""
     tile: int | None
     """The tile, where each is a device of its own; else None."""
     integrated: bool
@@ -39,7 +46,7 @@ class Gpu(NamedTuple):
 
 
 def all_gpus(environ: Mapping[str, str] = os.environ) -> list[Gpu]:
-    """Every GPU of the first driver, whatever the mask, tiles counted as `ZE_FLAT_DEVICE_HIERARCHY` says.
+    """Every GPU of the first driver, whatever the mask, tiles counted as ``ZE_FLAT_DEVICE_HIERARCHY`` says.
 
     Raises:
         Unavailable: no or too old pyzes, no or too old Level Zero loader, or Sysman reports an error.
@@ -54,11 +61,11 @@ def all_gpus(environ: Mapping[str, str] = os.environ) -> list[Gpu]:
 
 
 def torch_gpus(environ: Mapping[str, str] = os.environ) -> list[Gpu]:
-    """The GPUs of this process: the one at position `i` is torch's `xpu:i`.
+    """The GPUs of this process: the one at position ``i`` is torch's ``xpu:i``.
 
     Raises:
-        Unavailable: as `all_gpus`.
-        ValueError: `ZE_AFFINITY_MASK` isn't a list of integers.
+        Unavailable: as ``all_gpus``.
+        ValueError: ``ZE_AFFINITY_MASK`` isn't a list of integers.
     """
     mask = parse_mask(environ.get("ZE_AFFINITY_MASK"))
     visible = [gpu for gpu in all_gpus(environ) if mask is None or gpu.mask_index in mask]
@@ -67,10 +74,10 @@ def torch_gpus(environ: Mapping[str, str] = os.environ) -> list[Gpu]:
 
 
 def parse_mask(mask: str | None) -> frozenset[int] | None:
-    """The devices that `ZE_AFFINITY_MASK` lets through; None for all. Its order means nothing to Level Zero.
+    """The devices that ``ZE_AFFINITY_MASK`` lets through; None for all. Its order means nothing to Level Zero.
 
     Raises:
-        ValueError: the mask is empty or names tiles (`0.1`); torch then asks the runtime, so no order is known.
+        ValueError: the mask is empty or names tiles (``0.1``); torch then asks the runtime, so no order is known.
     """
     if mask is None:
         return None
