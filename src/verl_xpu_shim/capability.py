@@ -136,7 +136,10 @@ class Edit:
         setattr(owner, name, new)
         restore = functools.partial(setattr, owner, name, old)
         forget = functools.partial(delattr, owner, name)
-        self.changed(Change(owner, name, None if old is _ABSENT else old, new), forget if inherited or old is _ABSENT else restore)
+        self.changed(
+            Change(owner, name, None if old is _ABSENT else old, new),
+            forget if inherited or old is _ABSENT else restore,
+        )
 
     def constant(self, function: Any, old: Any, new: Any) -> None:
         """Replace the constant ``old`` in the code of ``function``, which stays the same object for who captured it.

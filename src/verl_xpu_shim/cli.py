@@ -75,7 +75,9 @@ def _status(options: argparse.Namespace) -> int:
         print()
         for name, row in table.items():
             state = "enabled" if row["enabled"] else "disabled"
-            contract = "drifted" if "drift" in verdicts[name] else "held" if "held" in verdicts[name] else "no target here"
+            contract = (
+                "drifted" if "drift" in verdicts[name] else "held" if "held" in verdicts[name] else "no target here"
+            )
             print(f"{name:18} {row['kind']:9} {state:9} contract {contract}")
     return int(not entered or any(row["verdict"] == "drift" for row in rows))
 

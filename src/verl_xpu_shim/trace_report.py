@@ -5,6 +5,7 @@ from __future__ import annotations
 import html as markup
 import json
 import sys
+import textwrap
 from collections.abc import Iterable
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,14 +76,23 @@ def main(files: Sequence[Path], html: Path | None = None, as_json: bool = False)
 def _print(rows: list[dict[str, Any]]) -> None:
     """Processes that patched the same are one line: a job has dozens of them."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    idle = [row for row in rows if not row["applied"] and not row["wrong"]]
     for row in rows:
-        groups.setdefault((row.get("command", "?"), tuple(row["applied"]), tuple(row["wrong"])), []).append(row)
-    print(f"{'processes':>9}  {'ranks':7} {'command':44} patched")
+        if row not in idle:
+            groups.setdefault((row.get("command", "?"), tuple(row["applied"]), tuple(row["wrong"])), []).append(row)
+    print(f"{'processes':>9}  {'ranks':5}  {'command':32}  patched")
     for (command, applied, wrong), members in groups.items():
         ranks = ",".join(sorted({str(row["rank"]) for row in members if row.get("rank") is not None})) or "-"
-        print(f"{len(members):9}  {ranks:7} {command[:44]:44} {', '.join(applied) or '-'}")
-        if wrong:
-            print(f"{'':9}  {'':7} {'':44} WRONG: {', '.join(map(str, wrong))}")
+        lines = textwrap.wrap(", ".join(applied) or "-", 68)
+        lines += textwrap.wrap(f"WRONG: {', '.join(wrong)}", 68) if wrong else []
+        print(
+            f"{len(members):9}  {ranks:5}  {command[:32]:32}  {lines[0]}",
+            *(f"{'':52}{line}" for line in lines[1:]),
+            sep="\n",
+        )
+    if idle:
+        names = sorted({row.get("command", "?") for row in idle})
+        print(f"{len(idle):9}  {'-':5}  nothing to patch: {', '.join(names)}")
 
 
 def _command(argv: list[str]) -> str:

@@ -95,7 +95,8 @@ def view(request: pytest.FixtureRequest, path: Path) -> LiveView | SourceView:
     if request.param == "source":
         return SourceView(path)
     spec = importlib.util.spec_from_file_location("subject", path)
-    assert spec and spec.loader
+    assert spec
+    assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return LiveView(module)

@@ -223,7 +223,7 @@ CAPABILITY: Final = Capability(
                 Parameters("initialize_model", ("vllm_config", "prefix", "model_class", "model_config")),
                 Mentions("initialize_model", ("record_metadata_for_reloading",)),
                 Parameters("device_loading_context", ("module", "target_device")),
-                Mentions("process_weights_after_loading", ("device_loading_context", "quant_method")),
+                Mentions("process_weights_after_loading", ("device_loading_context",)),
             ),
         ),
         Target("vllm.lora.layers.vocab_parallel_embedding", _adapters_on_device, _LORA, may_be_absent=True),
