@@ -43,8 +43,8 @@ options=(
 
 # train NAME DEVICES COMMAND...: run it, its output in NAME.log.
 train() {
-  local log=$out/$1.log
-  XPU_EMU_DEVICE_COUNT=$2 timeout 300 "${@:3}" "${options[@]}" >"$log" 2>&1
+  # In the folder of outputs: Hydra leaves its own where it is started.
+  (cd "$out" && XPU_EMU_DEVICE_COUNT=$2 timeout 300 "${@:3}" "${options[@]}") >"$out/$1.log" 2>&1
 }
 on_torchrun() { train "$1" "$2" "$venv/bin/torchrun" --standalone --nproc_per_node "$2" -m verl.trainer.sft_trainer "engine.strategy=$3"; }
 on_ray() { train "$1" "$2" "$venv/bin/python" -m verl.trainer.sft_trainer_ray "engine.strategy=$3" "trainer.n_gpus_per_node=$2"; }

@@ -175,6 +175,8 @@ class LiveView:
         value: Any = self._module
         for name in symbol.split("."):
             value = inspect.getattr_static(value, name, None)
+            # A class that its module hands to Ray at once: the code is that of the class inside the actor class.
+            value = getattr(getattr(value, "__ray_metadata__", None), "modified_class", value)
         return getattr(value, "__func__", value)  # a static or class method
 
 

@@ -144,7 +144,7 @@ def _divide(outputs: list[Any], widened: list[Any], size: int) -> None:
 
 
 def _averaged_work(c10d: ModuleType, work: Any, finish: Callable[[], None]) -> Any:
-    """A ``Work`` that is done when ``work`` and then ``finish`` are.
+    """A ``Work`` that is done when ``work`` and then ``finish`` are; a future for the future that some return instead.
 
     The division hangs on the future, which runs it once, whoever waits for what and however often.
     """
@@ -154,8 +154,9 @@ def _averaged_work(c10d: ModuleType, work: Any, finish: Callable[[], None]) -> A
         finish()
         return value
 
-    future = work.get_future().then(divide)
-    return _work_class(c10d)(work, future)
+    if not isinstance(work, c10d.Work):  # all_reduce_coalesced
+        return work.then(divide)
+    return _work_class(c10d)(work, work.get_future().then(divide))
 
 
 @functools.cache
