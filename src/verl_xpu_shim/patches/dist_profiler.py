@@ -19,6 +19,7 @@ from verl_xpu_shim.capability import Target
 from verl_xpu_shim.contract import Defines
 from verl_xpu_shim.contract import Mentions
 from verl_xpu_shim.contract import Parameters
+from verl_xpu_shim.platform import measurements
 from verl_xpu_shim.profiling import ranges
 from verl_xpu_shim.profiling import vtune
 
@@ -60,5 +61,6 @@ CAPABILITY: Final = Capability(
                 Mentions("DistProfiler.annotate", ("_impl", "annotate")),
             ),
         ),
+        *measurements.TARGETS,
     ),
 )

@@ -15,6 +15,7 @@ from verl_xpu_shim.capability import Target
 from verl_xpu_shim.contract import AbstractMethods
 from verl_xpu_shim.contract import Defines
 from verl_xpu_shim.contract import Parameters
+from verl_xpu_shim.platform import refusals
 
 #: What PlatformXPU implements; one more abstract method upstream and it couldn't be instantiated.
 ABSTRACT: Final = frozenset(
@@ -58,5 +59,6 @@ CAPABILITY: Final = Capability(
             lambda module, edit: edit.notes.append("contract only"),
             (AbstractMethods("PlatformBase", ABSTRACT),),
         ),
+        *refusals.TARGETS,
     ),
 )

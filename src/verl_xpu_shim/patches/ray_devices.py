@@ -77,7 +77,7 @@ def _workers(module: ModuleType, edit: Edit) -> None:
                 from verl_xpu_shim.platform.ray_binding import KEEP_MASK
 
                 runtime_env = self._options.get("runtime_env", {})
-                env_vars = {**KEEP_MASK, **runtime_env.get("env_vars", {})}
+                env_vars = {**runtime_env.get("env_vars", {}), **KEEP_MASK}
                 self.update_options({"runtime_env": {**runtime_env, "env_vars": env_vars}})
             return original(self, *args, **kwargs)
 

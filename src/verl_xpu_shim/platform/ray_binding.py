@@ -70,8 +70,13 @@ def bind() -> int | None:
     ids = ray.get_runtime_context().get_accelerator_ids()["GPU"] if ray.is_initialized() else []
     if not ids:
         return None
-    _restore_mask()
-    return drive(min(map(_ordinal, ids)))
+    narrowed = _restore_mask()
+    try:
+        return drive(min(map(_ordinal, ids)))
+    except BindingError as error:
+        if narrowed is None:
+            raise
+        raise BindingError(f"{error} {_too_late(narrowed)}") from None
 
 
 def drive(ordinal: int) -> int:
@@ -109,8 +114,8 @@ def mask_of_ids(ids: str) -> str:
     return ",".join(mask_of_device(_ordinal(device)) for device in ids.split(","))
 
 
-def _restore_mask() -> None:
-    """Puts back the mask that this worker was started with, where Ray has narrowed it since."""
+def _restore_mask() -> str | None:
+    """Puts back the mask that this worker was started with; returns the one to which Ray had narrowed it, if it had."""
     if SELECTOR in os.environ:
         # An older Ray writes it, which shows in that there was none when the worker was started.
         if _ray_narrows() != SELECTOR or _outer_ids() is not None:
@@ -126,17 +131,21 @@ def _restore_mask() -> None:
     if outer == "":
         raise BindingError(f"{MASK} is set but empty. Ray takes that for no device, Level Zero for no mask: unset it.")
     if now == outer:
-        return
+        return None
     if torch.xpu.is_initialized():  # type: ignore[no-untyped-call]
-        raise BindingError(
-            f"Ray narrowed {MASK} from {outer or UNSET} to {now}, and this worker has initialised the device since, so "
-            f"it can't be widened again. Start it with {' and '.join(f'{name}=1' for name in KEEP_MASK)} in its "
-            "runtime_env."
-        )
+        raise BindingError(f"This worker shall see every device. {_too_late(str(now))}")
     if outer is None:
         del os.environ[MASK]
     else:
         os.environ[MASK] = outer
+    return now
+
+
+def _too_late(narrowed: str) -> str:
+    return (
+        f"Ray had narrowed {MASK} to {narrowed} when something in this worker asked for the device. Start such a "
+        f"worker with {' and '.join(f'{name}=1' for name in KEEP_MASK)} in its runtime_env."
+    )
 
 
 def _ordinal(device: str) -> int:
