@@ -93,7 +93,7 @@ def environment(group: RayWorkerGroup) -> dict[str, str]:
 
 def main() -> None:
     spec = json.loads(sys.argv[1])
-    ray.init(num_cpus=64, num_gpus=spec.get("gpus"), include_dashboard=False, logging_level="ERROR")
+    ray.init(num_cpus=16, num_gpus=spec.get("gpus"), include_dashboard=False, logging_level="ERROR")
     print(json.dumps([run(group) for group in spec["groups"]]))
 
 

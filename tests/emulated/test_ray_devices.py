@@ -21,7 +21,7 @@ def start(env: dict[str, str], gpus: int | None, groups: list[dict[str, Any]], o
     """The report of `ray_workers.py`, or the text of its failure."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("ZE_", "ONEAPI_", "RAY_", "VERL_", "XPU_EMU"))}
     emulation = {"XPU_EMU": "1", "XPU_EMU_DEVICE_COUNT": "4", "OMP_NUM_THREADS": "1"}
-    quiet = {"RAY_memory_monitor_refresh_ms": "0", "RAY_DEDUP_LOGS": "0"}
+    quiet = {"RAY_memory_monitor_refresh_ms": "0", "RAY_DEDUP_LOGS": "0", "RAY_NUM_PRESTART_PYTHON_WORKERS": "0"}
     path = {"PYTHONPATH": str(old_ray)} if old_ray else {}
     child = subprocess.run(
         [sys.executable, SCRIPT, json.dumps({"gpus": gpus, "groups": groups})],
