@@ -69,7 +69,7 @@ def run(report: Report, digests: dict[str, str], facts: dict[str, Any], path: st
         raise Void(f"torch.finfo(bfloat16) has other bits than {SENTINELS}: {bits}")
     if not torch.accelerator.is_available() or torch.accelerator.device_count() < RANKS:
         raise Void(f"{RANKS} accelerators are needed, on one machine")
-    with _tensor_parallel(path) as device:
+    with tensor_parallel(path) as device:
         layer = build(device)
         module: Any = torch.get_device_module()
         facts |= {"torch": torch.__version__, "vllm": version("vllm"), "device": module.get_device_name(device)}
@@ -105,7 +105,7 @@ def capture(forward: Forward, ids: torch.Tensor, device: torch.device) -> Captur
 
 
 @contextmanager
-def _tensor_parallel(path: str) -> Iterator[torch.device]:
+def tensor_parallel(path: str) -> Iterator[torch.device]:
     """The process groups of vLLM over the ranks; yields this rank's device."""
     xpu_sitecustomize.install()
     from vllm.config import VllmConfig
