@@ -14,12 +14,10 @@ from _thread import _local
 from typing import TYPE_CHECKING
 from typing import Any
 
-from xpu_sitecustomize import ROOTS
-from xpu_sitecustomize import Finder
-from xpu_sitecustomize import Refused
-from xpu_sitecustomize import complain
-from xpu_sitecustomize import running
-from xpu_sitecustomize import watched
+import _xpu_sitecustomize
+from _xpu_sitecustomize import complain
+from _xpu_sitecustomize import running
+from _xpu_sitecustomize import watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +28,13 @@ if TYPE_CHECKING:
 
     Hook = Callable[[ModuleType], object]
 
+ROOTS = ("verl", "vllm")
+
 _asking = _local()
+
+
+class Refused(RuntimeError):
+    """Raised by a hook to stop the import: going on without it would give wrong results."""
 
 
 def find(name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
@@ -54,7 +58,7 @@ def find(name: str, path: Sequence[str] | None, target: ModuleType | None) -> Mo
 def _ask_behind(name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
     finders = iter(tuple(sys.meta_path))
     for finder in finders:
-        if finder is Finder:
+        if finder is _xpu_sitecustomize:
             break
     for finder in finders:
         try:

@@ -13,21 +13,23 @@ HOME = os.path.dirname(os.path.dirname(HERE))
 
 
 class Beside:
-    """Last on ``sys.meta_path``: finds our two packages where this folder lies, and nothing else of what lies there."""
+    """Last on ``sys.meta_path``: finds our packages where this folder lies, and nothing else of what lies there."""
 
-    @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
-        if name in ("xpu_sitecustomize", "verl_xpu_shim"):
-            return PathFinder.find_spec(name, [HOME, os.path.join(HOME, "src")])  # installed, or a checkout
+    folders = (HOME, os.path.join(HOME, "src"), os.path.join(HOME, "xpu_sitecustomize", "startup"))
+
+    @classmethod
+    def find_spec(cls, name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
+        if name in ("_xpu_sitecustomize", "xpu_sitecustomize", "verl_xpu_shim"):
+            return PathFinder.find_spec(name, cls.folders)
         return None
 
 
-def install() -> None:
+def start() -> None:
     sys.meta_path.append(Beside)
     try:
-        import xpu_sitecustomize
+        import _xpu_sitecustomize
 
-        if not xpu_sitecustomize.install("sitecustomize"):
+        if not _xpu_sitecustomize.start("sitecustomize"):
             sys.meta_path.remove(Beside)
     except BaseException as error:
         print("verl-xpu-shim: not loaded:", repr(error), file=sys.stderr)
@@ -50,5 +52,5 @@ def run_next() -> None:
         raise
 
 
-install()
+start()
 run_next()
