@@ -37,6 +37,9 @@ NAMES: Final = (
     "host_embedding",
 )
 
+#: Those that serve every accelerator; the others are for hosts with an XPU build, where alone their files are read.
+EVERYWHERE: Final = frozenset({"host_embedding"})
+
 
 @dataclass(frozen=True)
 class Target:
@@ -57,14 +60,12 @@ class Capability:
     """One thing the shim does, as data.
 
     ``required``: results would be wrong without it, so a failure to install stops the process.
-    ``wanted`` says whether this process asks for it at all; None leaves the question to the host: has it an XPU build?
     """
 
     name: str
     required: bool
     summary: str
     targets: tuple[Target, ...]
-    wanted: Callable[[], bool] | None = None
 
     def target(self, module: str) -> Target:
         return next(target for target in self.targets if target.module == module)

@@ -1,4 +1,4 @@
-"""The one place that decides: is this an XPU host, is a capability wanted, what happens when it can't be installed."""
+"""The one place that decides: is this an XPU host, is a capability left out, what if it can't be installed."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from typing import Any
 from typing import Final
 
 from verl_xpu_shim import trace
+from verl_xpu_shim.capability import EVERYWHERE
 from verl_xpu_shim.capability import MARK
 from verl_xpu_shim.capability import NAMES
-from verl_xpu_shim.capability import Capability
 from verl_xpu_shim.capability import Edit
 from verl_xpu_shim.capability import load
 from verl_xpu_shim.contract import LiveView
@@ -46,7 +46,7 @@ def apply(name: str, module: ModuleType) -> None:
     """Install the capability ``name`` on ``module``, whose body has run.
 
     Raises:
-        Refused: a required capability (any, with ``VERL_XPU_SHIM_STRICT=1``) can't be installed where it is wanted.
+        Refused: a required capability (any, with ``VERL_XPU_SHIM_STRICT=1``) can't be installed.
     """
     began = time.perf_counter()
     edit = Edit(name)
@@ -131,9 +131,7 @@ def _audit_at_exit() -> None:
 def _reason_to_skip(name: str) -> str | None:
     if name in disabled():
         return "disabled"
-    if name == "host_embedding" or is_xpu_host():
-        return None
-    return "no-xpu"
+    return None if name in EVERYWHERE or is_xpu_host() else "no-xpu"
 
 
 def _report(name: str, module: ModuleType, what: str, error: Exception | None = None) -> None:
@@ -145,7 +143,7 @@ def _report(name: str, module: ModuleType, what: str, error: Exception | None = 
         f"{'Results would be wrong without it. ' if required else ''}"
         f"Use a version listed by 'verl-xpu-shim check', or leave it out with VERL_XPU_SHIM_DISABLE={name}."
     )
-    if required or strict:
+    if required or (strict and is_xpu_host()):
         raise Refused(text) from error
     level = logging.ERROR if is_xpu_host() else logging.DEBUG
     _log.log(level, "%s", text, exc_info=error)
@@ -175,6 +173,3 @@ def _brief(value: Any) -> str:
         return f"verl_xpu_shim.patches.{maker}"
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     return f"{module}.{name}" if module and name else repr(value)[:80]
-
-
-__all__ = ["Capability", "Outcome", "apply", "disabled", "is_xpu_host", "outcomes"]

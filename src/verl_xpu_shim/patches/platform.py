@@ -19,10 +19,30 @@ from verl_xpu_shim.platform import refusals
 
 #: What PlatformXPU implements; one more abstract method upstream and it couldn't be instantiated.
 ABSTRACT: Final = frozenset(
-    """device_name vendor_name device_module is_available current_device device_count set_device synchronize
-    manual_seed manual_seed_all set_allocator_settings empty_cache get_device_capability communication_backend_name
-    visible_devices_envvar nvtx_range profiler_start profiler_stop ray_resource_name ray_noset_envvars
-    is_ipc_supported cudart""".split()
+    {
+        "communication_backend_name",
+        "cudart",
+        "current_device",
+        "device_count",
+        "device_module",
+        "device_name",
+        "empty_cache",
+        "get_device_capability",
+        "is_available",
+        "is_ipc_supported",
+        "manual_seed",
+        "manual_seed_all",
+        "nvtx_range",
+        "profiler_start",
+        "profiler_stop",
+        "ray_noset_envvars",
+        "ray_resource_name",
+        "set_allocator_settings",
+        "set_device",
+        "synchronize",
+        "vendor_name",
+        "visible_devices_envvar",
+    }
 )
 
 

@@ -25,8 +25,8 @@ from verl_xpu_shim.capability import Target
 from verl_xpu_shim.contract import Mentions
 from verl_xpu_shim.contract import Parameters
 
-#: Every collective of ``torch.distributed`` that takes an ``op``: its parameters, and which of them it writes and reads.
-#: Those that only some PyTorch versions have are patched where they exist.
+#: Every collective of ``torch.distributed`` that takes an ``op``: its parameters, which of them it writes, and which it
+#: reads. Those that only some PyTorch versions have are patched where they exist.
 COLLECTIVES: Final = {
     "all_reduce": (("tensor", "op", "group", "async_op"), "tensor", "tensor"),
     "all_reduce_coalesced": (("tensors", "op", "group", "async_op"), "tensors", "tensors"),
