@@ -186,38 +186,56 @@ def begins(spec: ModuleSpec) -> None:
 
 def ends(spec: ModuleSpec, *, reload: bool = False) -> None:
     """The body of a watched module has run, or has failed."""
+    name = spec.name
     imported = running.pop(id(spec), [])
-    module = sys.modules.get(spec.name)
+    module = sys.modules.get(name)
     if module is None:  # failed
         return
+    _at_hooks.append(name)
     try:
-        run(spec.name, module, watched.get(spec.name, ()), imported)
+        run(name, module, watched.get(name, []), imported)
     except Refused:
         if not reload:
-            sys.modules.pop(spec.name, None)
+            sys.modules.pop(name, None)
         raise
+    finally:
+        _at_hooks.remove(name)
 
 
-def run(name: str, module: ModuleType, hooks: Iterable[Hook], holders: Iterable[str]) -> None:
+#: Modules whose hooks are being run, from the list in `watched` itself: what is added to that now is still called.
+_at_hooks: list[str] = []
+
+
+def run(name: str, module: ModuleType, hooks: list[Hook], holders: Iterable[str]) -> None:
     """Run `hooks` on a module, then give the modules named in `holders` the new where they hold the old."""
     before = dict(_space(module))
-    own = {"xpu_sitecustomize", "verl_xpu_shim"}
-    bound = _bind_to_parent(name, module)
-    for hook in hooks:  # a live list: a hook may watch its own module
-        own.add(str(getattr(hook, "__module__", "")).partition(".")[0])
-        try:
-            hook(module)
-        except Refused:
-            if bound is not None:
-                delattr(bound, name.rpartition(".")[2])
-            raise
-        except (Exception, SystemExit) as error:
-            complain(f"a hook for {name} failed, its import goes on: {type(error).__name__}: {error}")
+    package = _bind_to_parent(name, module)
+    try:
+        for hook in hooks:
+            _call(hook, name, module)
+    except Refused:
+        if package is not None:
+            delattr(package, name.rpartition(".")[2])
+        raise
     after = _space(module)
     moved = {id(old): after[key] for key, old in before.items() if after.get(key, old) is not old and callable(old)}
     if moved:
-        # whoever replaces keeps the original: that is not a capture
+        # who replaces keeps the original: that is not a capture
+        own = {
+            "xpu_sitecustomize",
+            "verl_xpu_shim",
+            *(str(getattr(hook, "__module__", "")).partition(".")[0] for hook in hooks),
+        }
         rebind(moved, (sys.modules.get(each) for each in holders if each != name and each.partition(".")[0] not in own))
+
+
+def _call(hook: Hook, name: str, module: ModuleType) -> None:
+    try:
+        hook(module)
+    except Refused:
+        raise
+    except (Exception, SystemExit) as error:
+        complain(f"a hook for {name} failed, its import goes on: {type(error).__name__}: {error}")
 
 
 def rebind(moved: dict[int, Any], modules: Iterable[ModuleType | None]) -> None:
@@ -259,7 +277,7 @@ def watch(name: str, hook: Hook) -> None:
 def _catch_up(name: str, hooks: list[Hook]) -> None:
     """Run hooks that come after the import of their module has begun: now, or when its body is through."""
     module = sys.modules.get(name)
-    if module is None:
+    if module is None or name in _at_hooks:
         return
     spec = _space(module).get("__spec__")
     if type(spec) is ModuleSpec:
