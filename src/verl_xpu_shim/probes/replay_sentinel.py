@@ -111,7 +111,9 @@ class Report:
     def _add(self, arm: Arm) -> None:
         self.arms.append(arm)
         told = arm.note or f"{arm.digest[:16]} wanted {arm.wanted[:16]}"
-        print(f"{time.strftime('%H:%M:%S')} rank {self.rank} {arm.verdict:4} {arm.arm:14} {told}", flush=True)
+        line = f"{time.strftime('%H:%M:%S')} rank {self.rank} {arm.verdict:4} {arm.arm:14} {told}\n"
+        sys.stdout.write(line)  # at once, whole: both ranks write to the same terminal
+        sys.stdout.flush()
 
     def status(self) -> int:
         verdicts = {arm.verdict for arm in self.arms}

@@ -10,18 +10,24 @@ This file is traced by torch.compile, and vLLM's compile cache hashes what is tr
 from __future__ import annotations
 
 from typing import Any
+from typing import Final
 
 import torch
 import torch.nn.functional as F
 from torch.nn.parameter import Parameter
+from vllm import _custom_ops as ops
 from vllm.distributed import tensor_model_parallel_all_reduce
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.layers.vocab_parallel_embedding import get_masked_input_and_mask
 from vllm.model_executor.utils import set_weight_attrs
+from vllm.platforms import current_platform
 
 from verl_xpu_shim.vllm.host_memory import HostTable
 from verl_xpu_shim.vllm.host_memory import allocate
+
+#: vLLM 0.30 masks, shifts and gathers in one kernel on CUDA; ids of other ranks then cost no read over the host link.
+_FUSED: Final = current_platform.is_cuda() and hasattr(ops, "vocab_parallel_embedding")
 
 
 class HostTableMethod(UnquantizedEmbeddingMethod):  # type: ignore[misc]  # vLLM is the user's own, and untyped here
@@ -129,21 +135,28 @@ class PinnedHostVocabParallelEmbedding(VocabParallelEmbedding):  # type: ignore[
         weight: torch.Tensor = self.weight
         return table if table is not None and table.device.type == ids.device.type else weight
 
-    def forward(self, input_: torch.Tensor) -> Any:
-        """Return ``[*input_.shape, hidden]``; rows of ids that no rank has are zero, also with one rank."""
-        if self.host_table is None:
-            return super().forward(input_)
-        shard = self.shard_indices
-        ids, outside = get_masked_input_and_mask(
-            input_,
+    def _own_rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """The rows that this rank has, zeros for the others; in one kernel where vLLM has it."""
+        weight, shard = self._lookup_weight(ids), self.shard_indices
+        bounds = (
             shard.org_vocab_start_index,
             shard.org_vocab_end_index,
             shard.num_org_vocab_padding,
             shard.added_vocab_start_index,
             shard.added_vocab_end_index,
         )
-        rows = F.embedding(ids.long(), self._lookup_weight(input_))
-        rows.masked_fill_(outside.unsqueeze(-1), 0)
+        if _FUSED:
+            rows: torch.Tensor = ops.vocab_parallel_embedding(ids.reshape(-1), weight, *bounds)
+            return rows.view(*ids.shape, -1)
+        inside, outside = get_masked_input_and_mask(ids, *bounds)
+        rows = F.embedding(inside.long(), weight)
+        return rows.masked_fill_(outside.unsqueeze(-1), 0)
+
+    def forward(self, input_: torch.Tensor) -> Any:
+        """Return ``[*input_.shape, hidden]``; rows of ids that no rank has are zero, also with one rank."""
+        if self.host_table is None:
+            return super().forward(input_)
+        rows = self._own_rows(input_)
         if self.tp_size == 1 or not getattr(self, "reduce_results", True):  # reduce_results: vLLM 0.33
             return rows
         group = getattr(self, "parallel_group", None)  # vLLM 0.30

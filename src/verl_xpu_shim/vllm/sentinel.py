@@ -138,8 +138,10 @@ def _path_in_force(device: torch.device) -> str:
         each = getattr(communicator, attribute, None)
         if each is not None and not getattr(each, "disabled", False) and getattr(each, takes)(tensor):
             return name
-    nccl = getattr(communicator, "pynccl_comm", None)
-    return "nccl" if nccl is not None and not nccl.disabled else "torch.distributed"
+    own = getattr(communicator, "pynccl_comm", None)
+    if own is not None and not own.disabled:
+        return "nccl"
+    return str(torch.distributed.get_backend(get_tp_group().device_group))  # what PyTorch reduces with
 
 
 class _Arms:
