@@ -26,7 +26,7 @@ def find_spec(
     if name in watched:
         try:
             from xpu_sitecustomize.finder import find
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             complain(f"cannot be loaded, so nothing is patched in this process: {error!r}")
         else:
             return find(name, path, target)

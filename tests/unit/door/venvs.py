@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 import subprocess
 import textwrap
 import zipfile
@@ -54,6 +53,13 @@ class Done:
 
     def lines(self) -> list[str]:
         return self.out.splitlines()
+
+    def one_line(self, *words: str) -> None:
+        """Assert that stderr is one line of ours, with these words in it."""
+        (line,) = self.err.splitlines()
+        assert line.startswith("verl-xpu-shim: "), line
+        for word in words:
+            assert word in line, line
 
 
 @dataclass(frozen=True)
@@ -111,12 +117,3 @@ def unpack(wheel: Path, into: Path) -> None:
     """Install as an installer that compiles nothing does."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(into)
-
-
-def one_line(text: str, *words: str) -> None:
-    """Assert that `text` is one line of ours, with these words in it."""
-    lines = text.splitlines()
-    assert len(lines) == 1, text
-    assert lines[0].startswith("verl-xpu-shim: "), text
-    for word in words:
-        assert re.search(word, lines[0]), text
