@@ -40,7 +40,8 @@ def run_next() -> None:
     if HERE not in folders:
         return
     # only what lies behind us: two that each skip no more than themselves would run each other for ever
-    spec = PathFinder.find_spec("sitecustomize", sys.path[folders.index(HERE) + 1 :])
+    behind = range(folders.index(HERE) + 1, len(folders))
+    spec = PathFinder.find_spec("sitecustomize", [sys.path[n] for n in behind if folders[n] != HERE])
     if spec is None or spec.loader is None:
         return
     ours = sys.modules["sitecustomize"]
