@@ -6,7 +6,6 @@ Every check is a function that yields findings. What a broken driver could hang 
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 from typing import Final
 from typing import NamedTuple
+
+import importlib_metadata
 
 from verl_xpu_shim.topology import numa
 from verl_xpu_shim.topology import sysman
@@ -244,7 +245,7 @@ def _ray_here(devices: list[dict[str, Any]], dpctl: str | None) -> Iterator[Find
 
 
 def _plugins() -> Iterator[Finding]:
-    for point in importlib.metadata.entry_points(group="verl.plugins"):
+    for point in importlib_metadata.entry_points(group="verl.plugins"):
         package = point.dist.name if point.dist else point.value
         yield Finding("Plugins", True, f"{package} ({point.name}) plugs into verl too; nothing is patched twice.")
 
@@ -273,8 +274,8 @@ def _describe(card: dict[str, Any]) -> str:
 
 def _version(name: str) -> str | None:
     try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
+        return importlib_metadata.version(name)
+    except importlib_metadata.PackageNotFoundError:
         return "of unknown version" if importlib.util.find_spec(name) else None
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib.metadata
 import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from typing import Final
+
+import importlib_metadata
 
 from verl_xpu_shim.profiling import itt
 from verl_xpu_shim.profiling import ranges
@@ -42,7 +43,7 @@ def probe() -> dict[str, Any]:
     cost = (time.perf_counter_ns() - began) / REPEAT
     ranges.pause()
     return {
-        "ittapi": importlib.metadata.version("ittapi") if itt.available() else None,
+        "ittapi": importlib_metadata.version("ittapi") if itt.available() else None,
         "collector": library,
         "sinks": [type(sink).__name__ for sink in ranges.sinks()],
         "ns a range": round(cost),

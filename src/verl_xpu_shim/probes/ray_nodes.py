@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Iterator
 from typing import Any
+
+import importlib_metadata
 
 
 def nodes(address: str) -> Iterator[tuple[bool, str]]:
@@ -16,7 +17,7 @@ def nodes(address: str) -> Iterator[tuple[bool, str]]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    here = importlib.metadata.version("verl-xpu-shim")
+    here = importlib_metadata.version("verl-xpu-shim")
     started = not ray.is_initialized()
     try:
         ray.init(address=address, ignore_reinit_error=True, log_to_driver=False, logging_level="ERROR")
@@ -42,7 +43,7 @@ def nodes(address: str) -> Iterator[tuple[bool, str]]:
 
 def _look() -> dict[str, Any]:
     """Runs on a node, where verl_xpu_shim may be missing, so it is pickled by value and imports what it uses."""
-    import importlib.metadata
+    import importlib.metadata  # the backport needn't be on a node that lacks the shim
     import sys
 
     try:

@@ -9,7 +9,6 @@ Nothing here initialises the Level Zero core, so a process may still fork, and c
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import os
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -21,6 +20,8 @@ from ctypes import pointer
 from typing import Any
 from typing import Final
 from typing import NamedTuple
+
+import importlib_metadata
 
 MINIMUM_PYZES: Final = "0.1.2"
 """The first pyzes with ``zesDevicePciGetProperties``."""
@@ -93,8 +94,8 @@ def parse_mask(mask: str | None) -> frozenset[int] | None:
 def pyzes_version() -> str | None:
     """The version of the installed pyzes; None where there is none."""
     try:
-        return importlib.metadata.version("pyzes")
-    except importlib.metadata.PackageNotFoundError:
+        return importlib_metadata.version("pyzes")
+    except importlib_metadata.PackageNotFoundError:
         return None
 
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 from typing import Final
 
 import torch
+from importlib_metadata import version
 
 import xpu_sitecustomize
 from verl_xpu_shim.probes.replay_sentinel import HIDDEN
