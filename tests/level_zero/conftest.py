@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
 
 from . import stub
+
+if importlib.util.find_spec("vllm") is None:  # it has an environment of its own: scripts/vllm_env.sh
+    collect_ignore = ["test_vllm_numa_bind.py"]
 
 
 @pytest.fixture(scope="session")

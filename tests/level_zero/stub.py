@@ -22,7 +22,7 @@ SOURCE: Final = HERE / "stub_driver.c"
 LOADER: Final = "/usr/lib/x86_64-linux-gnu/libze_loader.so.1"
 """The one path from which pyzes loads Level Zero on Linux."""
 
-_PRELOAD: Final = "import ctypes, os; ctypes.CDLL(os.environ['STUB_ZE_LIBRARY'])\n"
+PRELOAD: Final = "import ctypes, os; ctypes.CDLL(os.environ['STUB_ZE_LIBRARY'])\n"
 
 
 def build(folder: Path) -> None:
@@ -67,7 +67,7 @@ def environment(folder: Path, way: str, devices: str, **more: str) -> dict[str, 
 def run(code: str, env: dict[str, str], *argv: str) -> Any:
     """What `code` prints as JSON on its last line, run in a child with the stub loaded first."""
     child = subprocess.run(
-        [sys.executable, "-c", _PRELOAD + code, *argv],
+        [sys.executable, "-c", PRELOAD + code, *argv],
         env=env,
         capture_output=True,
         text=True,
