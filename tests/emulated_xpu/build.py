@@ -4,10 +4,11 @@
     python build.py                 for the environment that runs this script
     python build.py --into VENV     for VENV, and put the .pth in it that `XPU_EMU=1` needs
 
-Needs a C++17 compiler (`CXX`, else `c++`) and an installed CPU build of torch; imports neither torch nor
-anything else outside the standard library. A second run finds the library in the cache and costs milliseconds.
+Needs a C++20 compiler (`CXX`, else `c++`) and an installed CPU build of torch. It imports neither torch nor anything
+else outside the standard library: a second run, which finds the library, costs a fraction of a second.
 
 XPU_EMU_CACHE   where libraries are kept (default: `.cache/emulated_xpu` of this checkout)
+MAX_JOBS        how many compilers run at the same time (default: one a CPU; each takes up to 1 GiB)
 """
 
 from __future__ import annotations
@@ -30,10 +31,9 @@ HERE = Path(__file__).resolve().parent
 SOURCES = sorted((HERE / "csrc").glob("*.cpp"))
 HEADERS = sorted((HERE / "csrc").glob("*.h"))
 CXX = os.environ.get("CXX", "c++")
-# -O1: half the build time of -O2, and the kernels are torch's own. The ABI macro is what torch's wheels are built with.
-CXXFLAGS = ("-std=c++20", "-O1", "-g0", "-fPIC", "-w", "-DTORCH_EXTENSION_NAME=_xpu_emu")
+# -O1 takes half the time of -O2 to build, and what costs time when it runs is torch's own.
+CXXFLAGS = ("-std=c++20", "-O1", "-g0", "-fPIC", "-Wall", "-Wextra")
 LIBS = ("-lc10", "-ltorch", "-ltorch_cpu", "-ltorch_python")
-PTH = "xpu_emu.pth"
 
 sys.path.insert(0, str(HERE / "python"))
 import xpu_emu  # noqa: E402
@@ -86,6 +86,8 @@ def _run(command: tuple[str, ...]) -> None:
 
 def build() -> Path:
     """The library for this environment, built if it isn't there or is out of date. Safe to call at the same time."""
+    if xpu_emu.HERE.parents[1] != HERE:
+        raise BuildError(f"XPU_EMU=1 has loaded the emulator of {xpu_emu.HERE.parents[1]}: unset it")
     target = xpu_emu.library(importlib.metadata.version("torch"))
     target.parent.mkdir(parents=True, exist_ok=True)
     stamp = target.with_suffix(".key")
@@ -104,12 +106,9 @@ def build() -> Path:
 
 def install_pth() -> Path:
     """Makes `XPU_EMU=1` work in this environment: one line in site-packages, which does nothing without it."""
-    folder = str(HERE / "python")
-    line = (
-        'import os; os.environ.get("XPU_EMU") == "1" and '
-        f"exec(\"import sys; sys.path.append({folder!r}); import xpu_emu; xpu_emu.arm()\")\n"
-    )
-    pth = Path(sysconfig.get_path("purelib")) / PTH
+    arm = f"import sys; sys.path.append({str(HERE / 'python')!r}); import xpu_emu; xpu_emu.arm()"
+    line = f'import os; os.environ.get("XPU_EMU") == "1" and exec({arm!r})\n'
+    pth = Path(sysconfig.get_path("purelib")) / "xpu_emu.pth"
     if not pth.exists() or pth.read_text() != line:
         scratch = pth.with_suffix(f".{os.getpid()}")
         scratch.write_text(line)
@@ -119,7 +118,7 @@ def install_pth() -> Path:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--into", metavar="VENV", type=Path, help="a virtual environment to build for and put the .pth in")
+    parser.add_argument("--into", metavar="VENV", type=Path, help="build for this environment, and put the .pth in it")
     parser.add_argument("--here", action="store_true", help="as --into, for the environment that runs this script")
     options = parser.parse_args()
     if options.into is not None:

@@ -1,0 +1,7 @@
+#pragma once
+
+namespace xpu_emu {
+
+void install_runtime();
+
+} // namespace xpu_emu

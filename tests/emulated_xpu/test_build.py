@@ -1,0 +1,56 @@
+"""The build is made once, by one of those who ask for it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from . import build
+
+
+def fake_compiler(folder: Path) -> Path:
+    """Counts its calls and writes empty files: the real compiler is for the real build."""
+    script = folder / "c++"
+    script.write_text(
+        f"""#!/bin/sh
+[ "$1" = --version ] && echo fake && exit 0
+echo . >> {folder}/calls
+while [ "$1" != -o ]; do shift; done
+: > "$2"
+"""
+    )
+    script.chmod(0o755)
+    return script
+
+
+def test_callers_at_the_same_time_build_once(tmp_path: Path) -> None:
+    env = os.environ | {"CXX": str(fake_compiler(tmp_path)), "XPU_EMU_CACHE": str(tmp_path / "cache"), "XPU_EMU": "1"}
+    callers = [
+        subprocess.Popen([sys.executable, build.__file__], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for _ in range(4)
+    ]
+    outputs = [caller.communicate() for caller in callers]
+    assert {out for out, _ in outputs} == {outputs[0][0]}, outputs
+    assert Path(outputs[0][0].decode().strip()).is_file()
+    assert (tmp_path / "calls").read_text().count(".") == len(build.SOURCES) + 1  # and one call of the linker
+
+
+def test_a_failure_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    env = os.environ | {"CXX": "/bin/false", "XPU_EMU_CACHE": str(tmp_path)}
+    done = subprocess.run([sys.executable, build.__file__], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("build.py: no C++ compiler")
+    assert not list(tmp_path.rglob("*.so"))
+
+
+def test_the_key_follows_the_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = build.key()
+    assert build.key() == before
+    source = tmp_path / build.SOURCES[0].name
+    source.write_bytes(build.SOURCES[0].read_bytes() + b"\n")
+    monkeypatch.setattr(build, "SOURCES", [source, *build.SOURCES[1:]])
+    assert build.key() != before
