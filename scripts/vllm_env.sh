@@ -20,7 +20,7 @@ $pip --no-deps vllm==0.30.0
 $pip numpy regex psutil pyzmq requests cbor2 'transformers>=5.10.4' aiohttp pydantic pybase64 cachetools msgspec \
     cloudpickle uvloop py-cpuinfo prometheus_client pillow sniffio distro jiter httpx einops safetensors importlib-metadata pytest
 $pip --no-deps openai==2.25.0 openai-harmony==0.0.8 'fastapi<0.137,>=0.133' starlette partial_json_parser \
-    xgrammar==0.2.8 apache-tvm-ffi==0.1.11 'llguidance<1.8,>=1.7'
+    xgrammar==0.2.8 apache-tvm-ffi==0.1.11 'llguidance<1.8,>=1.7' compressed-tensors==0.17.0 loguru
 $pip 'setuptools>=64' wheel
-$pip --no-deps --no-build-isolation --editable .
+$pip --no-build-isolation --editable .
 echo "$stamp" >$venv/stamp

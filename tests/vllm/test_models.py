@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from vllm.model_executor.models.utils import PPMissingLayer
 from verl_xpu_shim.vllm import selection
 
 pytestmark = pytest.mark.usefixtures("config")
+TARGET = SimpleNamespace(runner_type="generate")
 NAME = "model.embed_tokens.weight"
 
 
@@ -173,10 +175,19 @@ def test_a_second_table_that_must_stay_is_only_told(
 
 def test_a_pipeline_stage_without_a_table_is_no_error(config: Any, said: list[str]) -> None:
     stage = torch.nn.Sequential(PPMissingLayer(), torch.nn.Linear(2, 2))
-    selection.settle(stage, config)
+    selection.settle(stage, config, TARGET)
     assert said == ["No embedding table on this pipeline stage: nothing to keep in host memory."]
 
 
 def test_a_model_without_any_table_is_an_error(config: Any) -> None:
     with pytest.raises(RuntimeError, match="Linear has no VocabParallelEmbedding"):
-        selection.settle(torch.nn.Linear(2, 2), config)
+        selection.settle(torch.nn.Linear(2, 2), config, TARGET)
+
+
+def test_a_draft_model_may_have_none(current: Any, said: list[str]) -> None:
+    draft = torch.nn.ModuleDict({"embed_tokens": stock.VocabParallelEmbedding(64, 8), "lm_head": torch.nn.Identity()})
+    draft.lm_head.weight = draft.embed_tokens.weight
+    selection.settle(draft, current, SimpleNamespace(runner_type="draft"))
+    assert draft.embed_tokens.host_table is None
+    [line] = said
+    assert "stays on the device: tied: lm_head has the same weight" in line

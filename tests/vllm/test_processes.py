@@ -29,7 +29,7 @@ def lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:
 
 
 def test_two_ranks_over_gloo() -> None:
-    command = ("-m", "torch.distributed.run", "--nproc-per-node", "2", str(HERE / "tensor_parallel.py"))
+    command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(HERE / "tensor_parallel.py"))
     ranks = sorted(lines(run(*command)), key=lambda each: each["rank"])  # type: ignore[arg-type, return-value]
     assert [each["rank"] for each in ranks] == [0, 1]
     digests, wanted = sentinel.derive(), sentinel.EXPECTED
@@ -44,7 +44,7 @@ def test_two_ranks_over_gloo() -> None:
 
 KEY = """
 import json, vllm.envs, sys
-from vllm.utils.hashing import hash_factors
+from vllm.config.utils import hash_factors
 factors = vllm.envs.compile_factors()
 print(json.dumps({"value": factors.get("VLLM_HOST_EMBED_TABLE"), "key": hash_factors(factors), "count": len(factors),
                   "ours": "verl_xpu_shim.vllm.embedding" in sys.modules}))

@@ -94,18 +94,18 @@ def _settle_models(module: ModuleType, edit: Edit) -> None:
 def _settled(original: Callable[..., Any]) -> Callable[..., Any]:
     building = False
 
-    def initialize_model(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+    def initialize_model(vllm_config: Any, **kwargs: Any) -> Any:
         from verl_xpu_shim.vllm import selection
 
         nonlocal building
         if building:  # a part of a multimodal model: settled with the whole, which knows what ties it
-            return original(vllm_config, *args, **kwargs)
+            return original(vllm_config, **kwargs)
         building = True
         try:
-            model = original(vllm_config, *args, **kwargs)
+            model = original(vllm_config, **kwargs)
         finally:
             building = False
-        selection.settle(model, vllm_config)
+        selection.settle(model, vllm_config, kwargs.get("model_config") or vllm_config.model_config)
         selection.keep_reloads_on_host(model)
         return model
 

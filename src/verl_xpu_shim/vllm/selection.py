@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Final
 
 import torch
 import vllm.envs as envs
+from vllm.config import ModelConfig
 from vllm.config import VllmConfig
 from vllm.config import get_current_vllm_config_or_none
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
@@ -31,9 +31,6 @@ READS_THE_WEIGHT: Final = (
     "vllm.models.inkling",
     "vllm.models.kimi_k3.nvidia",
 )
-
-#: The tables in host memory in this process.
-_hosted: Final[weakref.WeakSet[PinnedHostVocabParallelEmbedding]] = weakref.WeakSet()
 
 
 class SelectiveHostVocabParallelEmbedding(PinnedHostVocabParallelEmbedding):
@@ -76,12 +73,13 @@ class _Table:
         return f"{self.names[0]} ({weight.nbytes / 2**30:.3f} GiB, {weight.nbytes} bytes)"
 
 
-def settle(model: torch.nn.Module, config: VllmConfig) -> None:
-    """Move the tables of the finished ``model`` that can't be on the host to the device, before weights are loaded, and
-    say of each table where it is, or why not.
+def settle(model: torch.nn.Module, config: VllmConfig, model_config: ModelConfig) -> None:
+    """Say of each table of the finished ``model`` where it is, or why not, before its weights are loaded.
+
+    Those that can't be on the host, as only the finished model shows, are moved to the device.
 
     Raises:
-        RuntimeError: the process was asked for host tables, has embeddings, and none of them is on the host.
+        RuntimeError: no table of the model is on the host. A draft model may have none: the target's is what counts.
     """
     tables = list(_tables(model))
     stay = []
@@ -90,7 +88,6 @@ def settle(model: torch.nn.Module, config: VllmConfig) -> None:
         hosted = isinstance(layer, PinnedHostVocabParallelEmbedding) and layer.host_table is not None
         reason = _reason_in_model(model, table, config) if hosted else _reason_of(layer)
         if reason is None:
-            _hosted.add(layer)
             _log.info("Embedding table %s is in host memory: %d bytes held.", table, layer.host_table.held)
             continue
         if hosted:
@@ -99,7 +96,7 @@ def settle(model: torch.nn.Module, config: VllmConfig) -> None:
         _log.info("Embedding table %s stays on the device: %s.", table, reason)
     if not tables and _lacks_pipeline_stage(model):
         _log.info("No embedding table on this pipeline stage: nothing to keep in host memory.")
-    elif not any(layer.host_table is not None for layer in _hosted):
+    elif len(stay) == len(tables) and model_config.runner_type != "draft":
         raise RuntimeError(
             "VLLM_HOST_EMBED_TABLE=1, but no embedding table of this model can be kept in host memory: "
             f"{'; '.join(stay) or f'{type(model).__name__} has no VocabParallelEmbedding'}. Unset it for this model."
