@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
+
+from emulated_xpu.harness import environment as emulated_environment
 
 
 class Ranks(Protocol):
@@ -34,7 +35,7 @@ def ranks(tmp_path: Path) -> Ranks:
         script = tmp_path / "body.py"
         (tmp_path / "vllm.py").touch()
         script.write_text(PREAMBLE + textwrap.dedent(body) + "\ndist.destroy_process_group()\n")
-        env = {**os.environ, "XPU_EMU": "1", "XPU_EMU_DEVICE_COUNT": str(count), "OMP_NUM_THREADS": "1", **environment}
+        env = emulated_environment(count, **environment)
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
         done = subprocess.run(
             [*command, str(script)], env=env, capture_output=True, text=True, timeout=300, check=False

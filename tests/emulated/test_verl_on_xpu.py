@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from emulated_xpu.harness import environment as emulated_environment
 from wheels import installed
 
 from .conftest import Ranks
@@ -31,8 +31,7 @@ def on_xpu(request: pytest.FixtureRequest) -> Run:
     """Run code in a process of its own with two emulated devices and one of the supported verls."""
 
     def run(code: str, check: bool = True, **environment: str) -> str:
-        env = {**os.environ, "XPU_EMU": "1", "XPU_EMU_DEVICE_COUNT": "2", "OMP_NUM_THREADS": "1", **environment}
-        env["PYTHONPATH"] = str(installed(request.param))
+        env = emulated_environment(2, PYTHONPATH=str(installed(request.param)), **environment)
         done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
         assert not check or done.returncode == 0, done.stderr[-6000:]
         return done.stdout + done.stderr
