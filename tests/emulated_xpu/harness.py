@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import functools
 import importlib
 import json
@@ -27,11 +28,14 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from typing import ClassVar
+from typing import Final
 
 from . import build
 
 Test = Callable[[], Any]
-_CHILD = str(Path(__file__).with_name("child.py"))
+_CHILD: Final = str(Path(__file__).with_name("child.py"))
+_PATIENCE: Final = 120  # seconds for one body
 
 
 def environment(devices: int = 2, **knobs: str) -> dict[str, str]:
@@ -61,7 +65,7 @@ def emulated(devices: int = 2, **knobs: str) -> Callable[[Test], Test]:
 
         @functools.wraps(function)
         def test() -> None:
-            _Interpreter.of(tuple(sorted(environment(devices, **knobs).items()))).call(function)
+            _Interpreter.of(environment(devices, **knobs)).call(function)
 
         return test
 
@@ -84,7 +88,7 @@ def ranks(count: int, devices: int | None = None, **knobs: str) -> Callable[[Tes
     return decorate
 
 
-def run_ranks(function: Test, count: int, env: dict[str, str], timeout: float = 120) -> list[Any]:
+def run_ranks(function: Test, count: int, env: dict[str, str], timeout: float = _PATIENCE) -> list[Any]:
     """Calls `function` in `count` processes that torchrun starts; returns what each returned, as JSON can say it.
 
     Raises AssertionError with the ranks' output if one fails.
@@ -119,10 +123,14 @@ def _is_child() -> bool:
 class _Interpreter:
     """A process that runs one function after the other: torch is imported once for all tests with the same knobs."""
 
-    @staticmethod
-    @functools.cache
-    def of(env: tuple[tuple[str, str], ...]) -> _Interpreter:
-        return _Interpreter(dict(env))
+    running: ClassVar[dict[tuple[tuple[str, str], ...], _Interpreter]] = {}
+
+    @classmethod
+    def of(cls, env: dict[str, str]) -> _Interpreter:
+        key = tuple(sorted(env.items()))
+        if key not in cls.running or cls.running[key].process.poll() is not None:
+            cls.running[key] = cls(env)
+        return cls.running[key]
 
     def __init__(self, env: dict[str, str]) -> None:
         self.process = subprocess.Popen(
@@ -136,7 +144,7 @@ class _Interpreter:
         self.process.stdin.write(json.dumps(_address(function)) + "\n")
         self.process.stdin.flush()
         answer = self.process.stdout.readline()
-        assert answer, f"the interpreter died in {function.__qualname__}: status {self.process.wait()}"
+        assert answer, f"{function.__qualname__} ended its process: status {self.process.wait()}"
         error = json.loads(answer)
         assert error is None, error
 
@@ -152,10 +160,12 @@ def serve() -> None:
     os.dup2(2, 1)  # what tests print isn't an answer
     for line in sys.stdin:
         error = None
+        faulthandler.dump_traceback_later(_PATIENCE, exit=True)
         try:
             _resolve(*json.loads(line))()
         except BaseException:
             error = traceback.format_exc()
+        faulthandler.cancel_dump_traceback_later()
         print(json.dumps(error), file=answers, flush=True)
 
 

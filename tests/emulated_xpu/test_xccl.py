@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor import distribute_tensor
 
 from .harness import environment
 from .harness import ranks
@@ -206,22 +215,28 @@ def test_average_where_it_is_supported_and_where_it_divides_twice() -> None:
     assert run_ranks(averages, 2, environment(xccl_avg="twice")) == [[0.75, 0.75, 1.5, 0.75, 1.5, 1.5]] * 2
 
 
-def narrow() -> str:
-    """Each rank masks all but its own device, as Ray does; returns what the first collective says."""
-    os.environ["ZE_AFFINITY_MASK"] = os.environ["LOCAL_RANK"]
+def narrow() -> list[str]:
+    """Each rank masks all but its own device, as Ray does; what a first collective says, and one of two hosts."""
+    rank = os.environ["LOCAL_RANK"]
+    os.environ["ZE_AFFINITY_MASK"] = rank
     start()
-    try:
-        dist.all_reduce(full(1, 2))
-    except RuntimeError as error:
-        return str(error)
-    return f"{torch.xpu.device_count()} visible, device {torch.xpu.get_device_properties().physical_index}"
+    said = []
+    for host in ("one", rank):
+        os.environ["XPU_EMU_HOST"] = host
+        try:
+            dist.all_reduce(full(1, 2), group=dist.new_group(backend="xccl"))
+            said.append(f"{torch.xpu.device_count()} visible, {torch.xpu.get_device_properties().physical_index}")
+        except RuntimeError as error:
+            said.append(str(error))
+    return said
 
 
 def test_a_narrow_mask_is_refused_by_every_rank() -> None:
-    for said in run_ranks(narrow, 2, environment(devices=2)):
+    for rank, (said, two_hosts) in enumerate(run_ranks(narrow, 2, environment(devices=2))):
         assert "ZE_AFFINITY_MASK=0, device 0) doesn't see device 1" in said
+        assert two_hosts == f"1 visible, {rank}"
     allowed = run_ranks(narrow, 2, environment(devices=2, narrow_mask="allow"))
-    assert allowed == ["1 visible, device 0", "1 visible, device 1"]
+    assert allowed == [["1 visible, 0"] * 2, ["1 visible, 1"] * 2]
 
 
 def wide() -> list[int]:
@@ -235,63 +250,57 @@ def test_a_wide_mask_is_fine_and_a_shared_device_can_be_seen() -> None:
     assert run_ranks(wide, 2, environment(devices=1)) == [[1, 0], [1, 0]]
 
 
+def losses(wrap: Callable[[nn.Module], nn.Module], batch: slice) -> list[float]:
+    """Three steps of training on a part of each batch; the losses, averaged over the group."""
+    torch.manual_seed(0)
+    model = wrap(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)).to("xpu"))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    seen = []
+    for step in range(3):
+        torch.manual_seed(step)
+        x, y = torch.randn(8, 8).to("xpu")[batch], torch.randn(8, 4).to("xpu")[batch]
+        loss = (model(x) - y).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        whole = loss.detach().clone()
+        dist.all_reduce(whole)
+        seen.append(whole.item() / dist.get_world_size())
+    return seen
+
+
+def fsdp2(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    for layer in (model[0], model[2], model):  # type: ignore[index]
+        fully_shard(layer, mesh=mesh)
+    for layer in model.modules():
+        if isinstance(layer, FSDPModule):
+            layer.set_force_sum_reduction_for_comms(True)
+    return model
+
+
 @ranks(2)
 def test_data_parallel_training_equals_one_device() -> None:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import FSDPModule
-    from torch.distributed.fsdp import FullyShardedDataParallel
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor import Shard
-    from torch.distributed.tensor import distribute_tensor
-
     rank = start()
-    mesh = init_device_mesh("xpu", (2,))
-
-    def losses(wrap: object, batch: slice) -> list[float]:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)).to("xpu")
-        model = wrap(model)  # type: ignore[operator]
-        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-        seen = []
-        for step in range(3):
-            torch.manual_seed(step)
-            x, y = torch.randn(8, 8).to("xpu")[batch], torch.randn(8, 4).to("xpu")[batch]
-            loss = (model(x) - y).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            whole = loss.detach().clone()
-            dist.all_reduce(whole)
-            seen.append(whole.item() / 2)
-        return seen
-
-    def fsdp2(mesh: object) -> object:
-        def wrap(model: nn.Module) -> nn.Module:
-            for layer in (model[0], model[2], model):  # type: ignore[index]
-                fully_shard(layer, mesh=mesh)
-            for layer in model.modules():
-                if isinstance(layer, FSDPModule):
-                    layer.set_force_sum_reduction_for_comms(True)
-            return model
-
-        return wrap
-
     expected = losses(lambda model: model, slice(0, 8))
-    half = slice(rank * 4, rank * 4 + 4)
-    shapes = {"fsdp": (1, 2), "hsdp": (2, 1)}
+    mesh = init_device_mesh("xpu", (2,))
     for name, wrap in {
-        "ddp": lambda model: nn.parallel.DistributedDataParallel(model),
-        "fsdp1": lambda model: FullyShardedDataParallel(
-            model, device_id=torch.xpu.current_device(), use_orig_params=True
-        ),
-        "fsdp2": fsdp2(mesh),
-        **{k: fsdp2(init_device_mesh("xpu", v, mesh_dim_names=("replicate", "shard"))) for k, v in shapes.items()},
+        "ddp": nn.parallel.DistributedDataParallel,
+        "fsdp1": functools.partial(FullyShardedDataParallel, device_id=rank, use_orig_params=True),
+        "fsdp2": functools.partial(fsdp2, mesh=mesh),
     }.items():
-        assert losses(wrap, half) == pytest.approx(expected, abs=1e-6), name
+        assert losses(wrap, slice(rank * 4, rank * 4 + 4)) == pytest.approx(expected, abs=1e-6), name
 
     sharded = distribute_tensor(torch.arange(8.0, device="xpu").view(4, 2), mesh, [Shard(0)])
-    assert isinstance(sharded, DTensor)
     assert (sharded * 2).sum().full_tensor().item() == 56
     assert sharded.redistribute(placements=[Shard(1)]).to_local().tolist() == [[i * 2.0 + rank] for i in range(4)]
+    dist.destroy_process_group()
+
+
+@ranks(4)
+def test_hybrid_sharding_equals_one_device() -> None:
+    rank = start()
+    expected = losses(lambda model: model, slice(0, 8))
+    mesh = init_device_mesh("xpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    part = slice(rank * 2, rank * 2 + 2)
+    assert losses(functools.partial(fsdp2, mesh=mesh), part) == pytest.approx(expected, abs=1e-6)
     dist.destroy_process_group()
