@@ -288,3 +288,49 @@ except RuntimeError as error:
         VERL_XPU_SHIM_DISABLE="reduce_avg",
     )
     assert any("average operation is not supported" in line for line in lines), lines
+
+
+def test_a_plugin_that_wraps_as_well_divides_once(ranks: Ranks) -> None:
+    """Round ours or inside it: each hands SUM to the next. verl-hardware-plugin's wrapper is of this shape."""
+    ranks(
+        SHARED
+        + """
+from torch.distributed import distributed_c10d as c10d
+from verl_xpu_shim import policy
+
+def plugin(inner):
+    def all_reduce(tensor, op=dist.ReduceOp.SUM, group=None, async_op=False):
+        if op != AVG or async_op:
+            return inner(tensor, op, group, async_op)
+        inner(tensor, dist.ReduceOp.SUM, group)
+        tensor.div_(dist.get_world_size(group))
+    return all_reduce
+
+dist.all_reduce = plugin(dist.all_reduce)
+tensor = mine((3,))
+dist.all_reduce(tensor, AVG)
+is_mean(tensor)
+
+policy.outcomes["reduce_avg", c10d.__name__].edit.undo()
+c10d.all_reduce = plugin(c10d.all_reduce)
+policy.apply("reduce_avg", c10d)
+for asynchronous in (False, True):
+    tensor = mine((3,))
+    work = c10d.all_reduce(tensor, AVG, None, asynchronous)
+    work and work.wait()
+    is_mean(tensor)
+"""
+    )
+
+
+def test_torch_compile_still_traces_a_collective(ranks: Ranks) -> None:
+    ranks(
+        """
+def twice_the_sum(tensor):
+    doubled = tensor * 2
+    dist.all_reduce(doubled)
+    return doubled
+compiled = torch.compile(twice_the_sum, backend="aot_eager", fullgraph=True)
+assert compiled(torch.full((3,), 1.0 + rank, device="xpu")).tolist() == [6.0] * 3
+"""
+    )
