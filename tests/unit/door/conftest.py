@@ -11,35 +11,24 @@ from pathlib import Path
 
 import pytest
 
-from .venvs import ROOT
-from .venvs import SOURCES
-from .venvs import VERSIONS
-from .venvs import Venv
-from .venvs import execute
-from .venvs import make_venv
-from .venvs import unpack
+from venvs import VERSIONS
+from venvs import Venv
+from venvs import build_wheel
+from venvs import copy_source
+from venvs import interpreter
+from venvs import make_venv
+from venvs import unpack
 
 
 @pytest.fixture(scope="session")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what the package is built from, so that building leaves nothing in the checkout."""
-    copy = tmp_path_factory.mktemp("source")
-    for name in SOURCES:
-        here = ROOT / name
-        if here.is_dir():
-            shutil.copytree(here, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-        elif here.exists():
-            shutil.copy(here, copy)
-    return copy
+    """A copy of what the package is built from."""
+    return copy_source(tmp_path_factory.mktemp("source"))
 
 
 @pytest.fixture(scope="session")
 def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, as pip builds it."""
-    out = tmp_path_factory.mktemp("wheel")
-    command = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", out, source)
-    execute(*command, cwd=out, env={"PIP_DISABLE_PIP_VERSION_CHECK": "1"})
-    return next(out.glob("*.whl"))
+    return build_wheel(source, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="session")
@@ -48,6 +37,8 @@ def shimmed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
 
     @functools.cache
     def make(version: str) -> Venv:
+        if interpreter(version) is None:
+            pytest.skip(f"no Python {version} with venv on this machine")
         venv = make_venv(tmp_path_factory.mktemp(f"py{version}-") / "venv", version)
         unpack(wheel, venv.site)
         return venv

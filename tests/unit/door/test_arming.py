@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from venvs import ROOT
+from venvs import Venv
 from verl_xpu_shim import capability
 from xpu_sitecustomize.watchlist import WATCHLIST
 
 from .test_hook import write
-from .venvs import ROOT
-from .venvs import Venv
 
 #: Small packages of the names that matter. `verl_xpu_shim` stands for ours, at the edge of the door: it takes notes.
 FILES = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .venvs import Venv
+from venvs import Venv
 
 #: Lies on sys.path of every case.
 FILES = {

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from venvs import Venv
+from venvs import execute
+from venvs import make_venv
+
 from .test_ways_in import ASK_ALL
 from .test_ways_in import HERE
-from .venvs import Venv
-from .venvs import execute
-from .venvs import make_venv
 
 #: An installer: its words, and those to take out again.
 Installer = Callable[[Venv], tuple[list[str], list[str]]]

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from venvs import Venv
+from venvs import execute
+from venvs import make_venv
+
 from .test_hook import write
-from .venvs import Venv
-from .venvs import execute
-from .venvs import make_venv
 
 STATE = """
 import sys

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from venvs import ROOT
+from venvs import Venv
+from venvs import execute
+from venvs import make_venv
+
 from .test_hook import write
-from .venvs import ROOT
-from .venvs import Venv
-from .venvs import execute
-from .venvs import make_venv
 
 HERE = "{}.{}".format(*sys.version_info)
 FOLDER = ROOT / "xpu_sitecustomize" / "sitecustomize"

@@ -1,18 +1,18 @@
-"""Real interpreters and real virtual environments."""
+"""Real interpreters and real virtual environments with the shim in them, for tests and scripts."""
 
 from __future__ import annotations
 
 import functools
 import os
+import shutil
 import subprocess
+import sys
 import textwrap
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[1]
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
 #: What a wheel is built from.
 SOURCES = ("xpu_sitecustomize", "src", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
@@ -99,18 +99,36 @@ def execute(
         timeout=timeout,
         check=False,
     )
-    if code is not None and done.returncode != code:
-        pytest.fail(f"exit status {done.returncode} of {command}\n{done.stdout}\n{done.stderr}")
+    if code is not None:
+        assert done.returncode == code, f"exit status {done.returncode} of {command}\n{done.stdout}\n{done.stderr}"
     return Done(done.returncode, done.stdout, done.stderr)
 
 
 def make_venv(at: Path, version: str, *options: str) -> Venv:
-    """Make a virtual environment, without pip unless `options` say otherwise; skip where the interpreter is missing."""
+    """Make a virtual environment, without pip unless `options` say otherwise."""
     python = interpreter(version)
     if python is None:
-        pytest.skip(f"no Python {version} with venv on this machine")
+        raise LookupError(f"no Python {version} with venv on this machine")
     execute(python, "-m", "venv", *(options or ("--without-pip",)), at, cwd=at.parent)
     return Venv(at)
+
+
+def copy_source(to: Path) -> Path:
+    """Copy what the package is built from, so that building leaves nothing in the checkout."""
+    for name in SOURCES:
+        here = ROOT / name
+        if here.is_dir():
+            shutil.copytree(here, to / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        elif here.exists():
+            shutil.copy(here, to)
+    return to
+
+
+def build_wheel(source: Path, into: Path) -> Path:
+    """Build the wheel as pip does, with the Python that runs this."""
+    command = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", into, source)
+    execute(*command, cwd=into, env={"PIP_DISABLE_PIP_VERSION_CHECK": "1"})
+    return next(into.glob("*.whl"))
 
 
 def unpack(wheel: Path, into: Path) -> None:
