@@ -30,11 +30,10 @@ class Probe(Worker):
 
     def report(self) -> dict[str, Any]:
         import torch
-        from xpu_emu import visible_devices
 
         return {
             "rank": self.rank,
-            "physical": visible_devices.visible()[torch.xpu.current_device()],
+            "physical": torch.xpu.get_device_properties().physical_index,
             "ordinal": torch.xpu.current_device(),
             "local_rank": int(os.environ.get("LOCAL_RANK", "-1")),
             "sees": torch.xpu.device_count(),
