@@ -54,9 +54,11 @@ def _drive(verb: str, original: Callable[..., Any]) -> Callable[..., Any]:
         controller = self.profiler_controller
         if controller._tool != TOOL:
             return await original(self, *args, **kwargs)
-        getattr(controller, verb)()  # this process; verl's own gates apply: enabled, and this replica
-        if _is_profiled(controller) and _engine_collects(self):
-            await getattr(self.engine, f"{verb}_profile")()
+        if _is_profiled(controller):
+            # Not through the dispatcher: its stop runs the user's finish command, which is the trainer's to run.
+            getattr(controller._impl, verb)()
+            if _engine_collects(self):
+                await getattr(self.engine, f"{verb}_profile")()
         return None
 
     return drive

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 from typing import Final
 
+from verl_xpu_shim.profiling import DOMAIN
+
 SUFFIX: Final = ".ranges.json"
 
 _log: Final = logging.getLogger("verl_xpu_shim.profiling")
@@ -40,9 +42,11 @@ class ChromeSink:
         self._role: str | None = None
         self._rank: int | None = None
 
-    def begin(self, name: str, domain: str, facts: dict[str, Any]) -> tuple[int, str]:
-        number = next(self._ids)
-        head = f'"cat":{json.dumps(domain)},"name":{json.dumps(name)}'
+    def begin(
+        self, name: str, color: str | None, domain: str | None, category: str | None, detail: str | None
+    ) -> tuple[int, str]:
+        number, head = next(self._ids), _head(name, domain or DOMAIN)
+        facts = {"category": category, "color": color, "detail": detail}
         args = json.dumps({key: value for key, value in facts.items() if value is not None})
         self._write(f'{{"ph":"b",{head},"id":{number},{self._here()},"args":{args}}}')
         return number, head
@@ -51,15 +55,14 @@ class ChromeSink:
         number, head = opened
         self._write(f'{{"ph":"e",{head},"id":{number},{self._here()}}}')
 
-    def mark(self, name: str, domain: str, facts: dict[str, Any]) -> None:
-        head = f'"cat":{json.dumps(domain)},"name":{json.dumps(name)}'
-        self._write(f'{{"ph":"i","s":"p",{head},{self._here()},"args":{json.dumps(facts)}}}')
+    def mark(self, name: str, facts: dict[str, Any], domain: str = DOMAIN) -> None:
+        self._write(f'{{"ph":"i","s":"p",{_head(name, domain)},{self._here()},"args":{json.dumps(facts)}}}')
 
     def resume(self) -> None:
-        self.mark("resume", "collector", {})
+        self.mark("resume", {}, "collector")
 
     def pause(self) -> None:
-        self.mark("pause", "collector", {})
+        self.mark("pause", {}, "collector")
 
     def describe(self, role: str | None, rank: int | None) -> None:
         described = role or self._role, self._rank if rank is None else rank
@@ -114,6 +117,10 @@ class ChromeSink:
 
     def _metadata(self, name: str, tid: int, /, **args: Any) -> str:
         return json.dumps({"ph": "M", "name": name, "pid": self._pid, "tid": tid, "args": args}, separators=(",", ":"))
+
+
+def _head(name: str, domain: str) -> str:
+    return f'"cat":{json.dumps(domain)},"name":{json.dumps(name)}'
 
 
 def _boot() -> str:

@@ -15,6 +15,8 @@ import os
 from typing import Any
 from typing import Final
 
+from verl_xpu_shim.profiling import DOMAIN
+
 MISSING: Final = (
     "The Python package 'ittapi' is missing, and VTune sees no range without it: pip install 'verl-xpu-shim[profiling]'"
 )
@@ -43,30 +45,29 @@ class IttSink:
         self._native: Final = native
         self._begin: Final = native.task_begin_overlapped
         self._end: Final = native.task_end_overlapped
-        self._domains: Final[dict[str, Any]] = {}
+        #: Domain name -> the domain, and ids of it that no open range has.
+        self._domains: Final[dict[str | None, tuple[Any, list[Any]]]] = {}
         self._handles: Final[dict[str, Any]] = {}
-        self._free: Final[dict[str, list[Any]]] = {}
         self._event: Final = functools.cache(native.Event)
+        self._domains[None] = native.Domain(DOMAIN), []
 
-    def begin(self, name: str, domain: str, facts: dict[str, Any]) -> tuple[str, Any]:
-        free = self._free.get(domain)
-        if free is None:
-            self._domains[domain] = self._native.Domain(domain)
-            free = self._free.setdefault(domain, [])
-        task_domain = self._domains[domain]
+    def begin(
+        self, name: str, color: str | None, domain: str | None, category: str | None, detail: str | None
+    ) -> tuple[Any, list[Any], Any]:
+        native_domain, free = self._domains.get(domain) or self._domain(domain)
         try:
             task = free.pop()
         except IndexError:
-            task = self._native.Id(task_domain)
-        self._begin(task_domain, self._handles.get(name) or self._handle(name), task)
-        return domain, task
+            task = self._native.Id(native_domain)
+        self._begin(native_domain, self._handles.get(name) or self._handle(name), task)
+        return native_domain, free, task
 
-    def end(self, opened: tuple[str, Any]) -> None:
-        domain, task = opened
-        self._end(self._domains[domain], task)
-        self._free[domain].append(task)
+    def end(self, opened: tuple[Any, list[Any], Any]) -> None:
+        native_domain, free, task = opened
+        self._end(native_domain, task)
+        free.append(task)
 
-    def mark(self, name: str, domain: str, facts: dict[str, Any]) -> None:
+    def mark(self, name: str, facts: dict[str, Any]) -> None:
         event = self._event(name)
         event.begin()
         event.end()
@@ -82,6 +83,9 @@ class IttSink:
 
     def close(self) -> None:
         """Native objects can't be given back."""
+
+    def _domain(self, name: str | None) -> tuple[Any, list[Any]]:
+        return self._domains.setdefault(name, (self._native.Domain(name or DOMAIN), []))
 
     def _handle(self, name: str) -> Any:
         if len(self._handles) >= NAMES:

@@ -25,7 +25,6 @@ from verl_xpu_shim.profiling.chrome import ChromeSink
 from verl_xpu_shim.profiling.itt import IttSink
 
 VARIABLE: Final = "VERL_XPU_SHIM_MARKERS"
-DOMAIN: Final = "verl"
 
 _log: Final = logging.getLogger("verl_xpu_shim.profiling")
 
@@ -33,11 +32,13 @@ _log: Final = logging.getLogger("verl_xpu_shim.profiling")
 class Sink(Protocol):
     """Where ranges go. ``begin`` returns what ``end`` of the same range is given; neither raises."""
 
-    def begin(self, name: str, domain: str, facts: dict[str, Any]) -> Any: ...
+    def begin(
+        self, name: str, color: str | None, domain: str | None, category: str | None, detail: str | None
+    ) -> Any: ...
 
     def end(self, opened: Any) -> None: ...
 
-    def mark(self, name: str, domain: str, facts: dict[str, Any]) -> None: ...
+    def mark(self, name: str, facts: dict[str, Any]) -> None: ...
 
     def resume(self) -> None: ...
 
@@ -63,17 +64,20 @@ def begin(
     category: str | None = None,
     detail: str | None = None,
 ) -> Range:
-    """Open a range. ITT has no colour and no category for a task, and takes ``name`` and ``domain`` alone.
+    """Open a range, in the domain ``verl`` unless another is named.
 
-    ``name`` is remembered for good by collectors: what differs each time belongs in ``detail``.
+    ITT has no colour and no category for a task, and takes ``name`` and ``domain`` alone. Collectors keep every name
+    for good: what differs each time belongs in ``detail``.
     """
     sinks = _sinks
     if sinks is None:
         sinks = _open()
     if not sinks:
         return None
-    facts = {"category": category, "color": color, "detail": detail}
-    return sinks, [sink.begin(name, domain or DOMAIN, facts) for sink in sinks]
+    tokens = []
+    for sink in sinks:  # this and end() are what a range costs: scripts/benchmarks/markers.py
+        tokens.append(sink.begin(name, color, domain, category, detail))
+    return sinks, tokens
 
 
 def end(opened: Range) -> None:
@@ -81,10 +85,9 @@ def end(opened: Range) -> None:
     if opened is None:
         return
     sinks, tokens = opened
-    if sinks is _sinks:
+    if tokens and sinks is _sinks:
         for sink in reversed(sinks):
-            if tokens:
-                sink.end(tokens.pop())
+            sink.end(tokens.pop())
 
 
 class Span(AbstractContextManager[None]):
@@ -113,7 +116,7 @@ class Span(AbstractContextManager[None]):
 def mark(name: str, **facts: Any) -> None:
     """Mark a moment."""
     for sink in sinks():
-        sink.mark(name, DOMAIN, facts)
+        sink.mark(name, facts)
 
 
 def resume() -> None:

@@ -1,0 +1,165 @@
+"""verl's marker functions, in real verl, on the emulated device and without one."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+
+import itt_collector
+
+from .conftest import Child
+
+Branch = tuple[str, tuple[Path, ...]]
+
+MARKERS = ("marked_timer", "mark_start_range", "mark_end_range", "mark_annotate")
+
+
+def capturers(verl: Path) -> list[str]:
+    """Every module that binds a marker by value, the star re-export included; read from the files."""
+    found = []
+    for path in sorted((verl / "verl").rglob("*.py")):
+        module = ".".join(path.relative_to(verl).with_suffix("").parts).removesuffix(".__init__")
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.ImportFrom) and {name.name for name in node.names} & {*MARKERS, "*"}:
+                source = node.module or ""
+                if "profiler" in source or "debug" in source or source in ("performance", "nvtx_profile", "profile"):
+                    found.append(module)
+    return sorted(set(found))
+
+
+def test_every_module_that_captures_a_marker_holds_ours(child: Child, verl: Path, core: Path, branch: Branch) -> None:
+    begin, nvtx = branch
+    modules = capturers(verl)
+    assert {"verl.utils.debug", "verl.trainer.ppo.ray_trainer", "verl.trainer.ppo.v1.trainer_base"} < set(modules)
+    done = child(
+        begin
+        + f"""
+import importlib, json
+held = {{}}
+for name in {modules!r}:
+    module = importlib.import_module(name)
+    import verl.utils.profiler as profiler
+    for marker in {MARKERS!r}:
+        if hasattr(module, marker):
+            ours = getattr(module, marker).__verl_xpu_shim__ == "profiler_markers"
+            held.setdefault(name, {{}})[marker] = ours and getattr(module, marker) is getattr(profiler, marker)
+where = profiler.__file__, profiler.marked_timer.__wrapped__.__module__
+print(json.dumps([where, held]))
+""",
+        xpu=True,
+        path=(verl, core, *nvtx),
+    )
+    (file, took), held = json.loads(done.stdout.splitlines()[-1])
+    assert file.startswith(str(verl))
+    assert took == f"verl.utils.profiler.{'nvtx_profile' if nvtx else 'performance'}"
+    assert set(held) == set(modules)
+    assert all(all(markers.values()) for markers in held.values()), held
+    assert set(held["verl.utils.debug"]) == set(MARKERS)
+
+
+def test_markers_in_use(child: Child, log: Path, verl: Path, branch: Branch) -> None:
+    begin, nvtx = branch
+    child(
+        begin
+        + """
+import asyncio, inspect
+from verl.utils.profiler import mark_annotate, mark_end_range, mark_start_range, marked_timer
+
+times = {}
+with marked_timer("stage", times, color="red"):
+    with marked_timer("inner", times, domain="other"):
+        pass
+with marked_timer("stage", times):
+    pass
+assert times["stage"] > times["inner"] > 0
+
+# As verl does: on an exception nothing is added, and it comes through unchanged.
+error, before = RuntimeError("the user's own"), dict(times)
+try:
+    with marked_timer("stage", times):
+        raise error
+except RuntimeError as caught:
+    assert caught is error and times == before
+else:
+    raise AssertionError
+
+decorated = marked_timer("decorated", times)(lambda: 5)
+assert decorated() == decorated() == 5
+
+outer, other = mark_start_range("outer", color="blue"), mark_start_range(message="other")
+mark_end_range(outer)
+mark_end_range(other)
+
+@mark_annotate(color="green")
+async def coroutine():
+    with marked_timer("awaiting", times):
+        await asyncio.sleep(0.01)
+
+@mark_annotate("named")
+def generator():
+    yield 1
+
+async def both():
+    await asyncio.gather(coroutine(), coroutine())
+
+assert inspect.iscoroutinefunction(coroutine) and inspect.isgeneratorfunction(generator)
+asyncio.run(both())
+assert list(generator()) == [1]
+""",
+        collect=True,
+        xpu=True,
+        path=(verl, *nvtx),
+    )
+    pairs = itt_collector.ranges(itt_collector.read(log))
+    named = sorted((begin.domain, begin.name) for begin, _ in pairs)
+    once = ["inner", "named", "other", "outer"]
+    expected = [("verl", name) for name in [*once[1:], *["stage"] * 3, *["coroutine", "awaiting", "decorated"] * 2]]
+    assert named == sorted([("other", "inner"), *expected])
+
+
+def test_signatures_are_those_of_verl(child: Child, verl: Path) -> None:
+    code = f"""
+import inspect, json, verl.utils.profiler as profiler
+print(json.dumps({{name: str(inspect.signature(getattr(profiler, name))) for name in {MARKERS!r}}}))
+"""
+    with_shim, without = (child(code, xpu=True, path=(verl,), VERL_XPU_SHIM=switch).stdout for switch in ("1", "0"))
+    assert json.loads(with_shim.splitlines()[-1]) == json.loads(without.splitlines()[-1])
+
+
+def test_without_an_xpu_everything_is_the_original(child: Child, verl: Path, branch: Branch) -> None:
+    """The code of every function of ``verl.utils.profiler``, with the shim installed and with it switched off."""
+    code = """
+import importlib, inspect, json, sys, types
+import verl.utils.profiler as profiler
+from verl.utils.profiler import config, performance, profile
+
+made = profiler.DistProfiler(0, profiler.ProfilerConfig(tool="vtune", enable=True))
+assert type(made._impl) is profile._NoOpProfiler
+print("verl_xpu_shim.profiling.ranges" in sys.modules, file=sys.stderr)
+
+def functions(owner, prefix):
+    for name, value in sorted(vars(owner).items()):
+        if inspect.isclass(value) and value.__module__.startswith("verl.utils.profiler"):
+            yield from functions(value, f"{prefix}.{name}")
+        value = getattr(value, "__func__", value)
+        if isinstance(value, types.FunctionType):
+            plain = inspect.unwrap(value)
+            code = plain.__code__
+            of_code = code.co_filename, repr(code.co_consts), code.co_names
+            yield f"{prefix}.{name}", value.__module__, value.__qualname__, *of_code, sorted(vars(value))
+
+modules = [module for name, module in sorted(sys.modules.items()) if name.startswith("verl.utils.profiler")]
+print(json.dumps([line for module in modules for line in functions(module, module.__name__)], default=str))
+"""
+    begin, nvtx = branch
+    installed, off = (child(begin + code, path=(verl, *nvtx), VERL_XPU_SHIM=switch) for switch in ("1", "0"))
+    ours = json.loads(installed.stdout.splitlines()[-1])
+    assert len(ours) > 50
+
+    def stable(lines: list[list[object]]) -> list[str]:
+        return [re.sub(r" at 0x[0-9a-f]+", "", json.dumps(line)) for line in lines]
+
+    assert stable(ours) == stable(json.loads(off.stdout.splitlines()[-1]))
+    assert "True" not in installed.stderr.splitlines()
