@@ -105,3 +105,24 @@ def test_the_probe_cannot_judge_here() -> None:
     assert "2 accelerators are needed" in both.stderr
     wrong = run("-m", "verl_xpu_shim", "probe", "replay-sentinel", REPLAY_SENTINEL_AR="ring")
     assert (wrong.returncode, "must be custom or nccl" in wrong.stderr) == (2, True)
+
+
+XPU = """
+import json, sys, types
+for name in ("vllm_xpu_kernels", "vllm_xpu_kernels._C", "vllm_xpu_kernels._moe_C", "vllm_xpu_kernels._xpu_C"):
+    sys.modules[name] = types.ModuleType(name)
+from vllm.config import VllmConfig
+from vllm.config.compilation import CompilationMode
+from vllm.platforms.xpu import XPUPlatform
+config = VllmConfig()
+config.compilation_config.mode = CompilationMode.VLLM_COMPILE
+XPUPlatform.check_and_update_config(config)
+print(json.dumps(config.compilation_config.inductor_compile_config.get("use_static_cuda_launcher", "unset")))
+"""
+
+
+def test_on_xpu_the_launcher_that_refuses_host_memory_is_off() -> None:
+    """vLLM's XPU platform without its compiled kernels, for which empty modules stand in."""
+    on, off = (run("-c", XPU, host=host) for host in ("1", "0"))
+    assert (on.returncode, off.returncode) == (0, 0), on.stderr[-2000:] + off.stderr[-2000:]
+    assert (on.stdout.splitlines()[-1], off.stdout.splitlines()[-1]) == ("false", '"unset"')

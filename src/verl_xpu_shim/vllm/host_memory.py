@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import mmap
@@ -108,7 +109,8 @@ def _registered(shape: tuple[int, int], dtype: torch.dtype, nbytes: int) -> tupl
     holds the buffer object itself, so the map registers and unregisters; a finalizer on the tensor fires too early.
     """
     memory = _RegisteredMap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    with contextlib.suppress(OSError):  # a kernel without transparent huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
     memory.madvise(mmap.MADV_DONTFORK)  # a fork would make pinned pages copy-on-write
     tensor = torch.frombuffer(memory, dtype=dtype).view(shape)
     tensor.zero_()  # the first touch places the pages on the NUMA node of this thread

@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# The tests of the vLLM capability against stock vLLM on CPU, in an environment of their own. About six minutes, with the
+# downloads; arguments go to pytest. What needs GPUs is in tests/gpu.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+scripts/vllm_env.sh
+exec .venv-vllm/bin/python -m pytest tests/vllm "$@"
