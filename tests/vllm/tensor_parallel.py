@@ -18,7 +18,7 @@ ids = torch.tensor(sentinel.IDS)
 
 
 def digest(tensor: torch.Tensor) -> str:
-    return sentinel._sha256(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    return sentinel.sha256(tensor.contiguous().view(torch.uint8).numpy().tobytes())
 
 
 with set_current_vllm_config(VllmConfig()):

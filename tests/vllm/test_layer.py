@@ -40,7 +40,7 @@ def build(make: Any = None, rows: torch.Tensor | None = None) -> Any:
 
 
 def digest(tensor: torch.Tensor) -> str:
-    return sentinel._sha256(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    return sentinel.sha256(tensor.contiguous().view(torch.uint8).numpy().tobytes())
 
 
 def test_every_name_of_the_class_makes_the_host_layer() -> None:

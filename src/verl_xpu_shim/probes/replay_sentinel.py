@@ -70,17 +70,17 @@ def derive() -> dict[str, str]:
     A rank's partial is its own rows and +0.0 elsewhere; the all-reduce adds them exactly (no -0.0 occurs).
     """
     ids = np.array(IDS)
-    digests = {"zeros": _sha256(np.zeros((len(IDS), HIDDEN), "<u2").tobytes())}
+    digests = {"zeros": sha256(np.zeros((len(IDS), HIDDEN), "<u2").tobytes())}
     for state in ("base", "mutated"):
         rows = table_bits(mutated=state == "mutated")[ids]
-        digests[state] = _sha256(rows.tobytes())
+        digests[state] = sha256(rows.tobytes())
         for rank in range(RANKS):
             own = np.where((ids // SHARD == rank)[:, None], rows, 0).astype("<u2")
-            digests[f"{state}/rank{rank}"] = _sha256(own.tobytes())
+            digests[f"{state}/rank{rank}"] = sha256(own.tobytes())
     return digests
 
 
-def _sha256(data: bytes) -> str:
+def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
@@ -174,6 +174,8 @@ def _run(report: Report, digests: dict[str, str], facts: dict[str, Any]) -> None
     os.environ["VLLM_HOST_EMBED_TABLE"] = "1"
     os.environ.setdefault("VLLM_ALLREDUCE_USE_SYMM_MEM", "0")
     os.environ.setdefault("VLLM_ALLREDUCE_USE_FLASHINFER", "0")
-    from verl_xpu_shim.vllm import sentinel
-
+    try:
+        from verl_xpu_shim.vllm import sentinel
+    except ImportError as error:
+        raise Void(f"torch and vLLM are needed: {error}") from error
     sentinel.run(report, digests, facts, path, cycles)

@@ -12,7 +12,6 @@ from typing import Any
 from typing import Final
 
 import torch
-from importlib_metadata import version
 
 import xpu_sitecustomize
 from verl_xpu_shim.probes.replay_sentinel import HIDDEN
@@ -23,7 +22,7 @@ from verl_xpu_shim.probes.replay_sentinel import SENTINELS
 from verl_xpu_shim.probes.replay_sentinel import VOCABULARY
 from verl_xpu_shim.probes.replay_sentinel import Report
 from verl_xpu_shim.probes.replay_sentinel import Void
-from verl_xpu_shim.probes.replay_sentinel import _sha256
+from verl_xpu_shim.probes.replay_sentinel import sha256
 from verl_xpu_shim.probes.replay_sentinel import table_bits
 
 #: The all-reduce paths of vLLM's communicator before NCCL, in its order: name, attribute, "do you take this tensor?".
@@ -54,7 +53,7 @@ class Captured:
 def digest(tensor: torch.Tensor) -> str:
     """SHA-256 of the bytes of ``tensor``, read after the device has finished."""
     torch.accelerator.synchronize()
-    return _sha256(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return sha256(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
 
 
 def run(report: Report, digests: dict[str, str], facts: dict[str, Any], path: str, cycles: int) -> None:
@@ -64,15 +63,16 @@ def run(report: Report, digests: dict[str, str], facts: dict[str, Any], path: st
         Void: this machine, or the all-reduce path in force, doesn't allow a judgement.
     """
     largest, lowest = torch.finfo(torch.bfloat16).max, torch.finfo(torch.bfloat16).min
+    import vllm
+
     bits = torch.tensor([largest, lowest], dtype=torch.bfloat16).view(torch.int16).tolist()
     if [each & 0xFFFF for each in bits] != list(SENTINELS.values()):
         raise Void(f"torch.finfo(bfloat16) has other bits than {SENTINELS}: {bits}")
-    if not torch.accelerator.is_available() or torch.accelerator.device_count() < RANKS:
-        raise Void(f"{RANKS} accelerators are needed, on one machine")
+    if torch.cuda.device_count() < RANKS:  # a ROCm build counts its devices here, too
+        raise Void(f"{RANKS} devices that capture CUDA or HIP graphs are needed, on one machine")
     with tensor_parallel(path) as device:
         layer = build(device)
-        module: Any = torch.get_device_module()
-        facts |= {"torch": torch.__version__, "vllm": version("vllm"), "device": module.get_device_name(device)}
+        facts |= {"torch": torch.__version__, "vllm": vllm.__version__, "device": torch.cuda.get_device_name(device)}
         facts["all_reduce"] = _path_in_force(device)
         if facts["all_reduce"] != path:
             raise Void(f"the all-reduce path in force is {facts['all_reduce']}, not {path}")
@@ -94,12 +94,11 @@ def capture(forward: Forward, ids: torch.Tensor, device: torch.device) -> Captur
     """Capture ``forward(ids)`` under vLLM's ``graph_capture``; hands ``ids`` back, to be kept by the caller."""
     from vllm.distributed.parallel_state import graph_capture
 
-    module: Any = torch.get_device_module()
-    graph = (module.XPUGraph if device.type == "xpu" else module.CUDAGraph)()
+    graph = torch.cuda.CUDAGraph()
     with graph_capture(device=device) as context:
         forward(ids)
         torch.accelerator.synchronize()
-        with module.graph(graph, stream=context.stream):
+        with torch.cuda.graph(graph, stream=context.stream):
             output = forward(ids)
     return Captured(graph, ids, output)
 
