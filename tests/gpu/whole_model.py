@@ -2,8 +2,9 @@
 
     python tests/gpu/whole_model.py host|device [--eager] [--sleep] [--json FILE]
 
-`--sleep`: also through sleep levels 1 and 2, the second with a reload of the weights, which must change no token and
-not move the table.
+Then an update of the weights as verl makes one at every step: the same weights again, from the host, which must change no
+token, move no table and, with the table on the host, take no device memory. `--sleep`: also through sleep levels 1 and
+2, the second with a reload of the weights.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ def _serve(model: Path, options: argparse.Namespace) -> dict[str, Any]:
     [report["weights"]] = llm.collective_rpc(_weights)
     report["tokens"] = tokens()
     report["again"] = tokens() == report["tokens"]
+    [report["update"]] = llm.collective_rpc(_update, args=(str(model),))
+    report["update"]["same_tokens"] = tokens() == report["tokens"]
     if options.sleep:
         report["sleep"] = {}
         for level in (1, 2):
@@ -88,6 +91,23 @@ def _serve(model: Path, options: argparse.Namespace) -> dict[str, Any]:
                 "same_address": weights["address"] == report["weights"]["address"],
             }
     return report
+
+
+def _update(worker: Any, folder: str) -> dict[str, Any]:
+    import torch
+    from safetensors.torch import load_file
+    from vllm.model_executor.model_loader.utils import process_weights_after_loading
+
+    model, device = worker.model_runner.model, worker.device
+    fresh = load_file(Path(folder) / "model.safetensors")
+    before, address = torch.cuda.memory_allocated(), _weights(worker)["address"]
+    torch.cuda.reset_peak_memory_stats()
+    model.load_weights(iter(fresh.items()))
+    process_weights_after_loading(model, worker.model_config, device)
+    return {
+        "device_bytes_taken": torch.cuda.max_memory_allocated() - before,
+        "same_address": _weights(worker)["address"] == address,
+    }
 
 
 def _weights(worker: Any) -> dict[str, Any]:
