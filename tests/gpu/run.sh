@@ -54,5 +54,7 @@ for mode in ("", "eager-"):
         continue
     less = device["weights"]["loading_took_bytes"] - host["weights"]["loading_took_bytes"]
     print(f"{host['mode']}: same tokens {host['tokens'] == device['tokens']}; loading took {less} bytes less, "
-          f"table {host['weights']['table_bytes']}")
+          f"table {host['weights']['table_bytes']}; update with the table on the host {host['update']}, "
+          f"on the device {device['update']}")
+print("sleep levels:", json.loads((out / "model-sleep.json").read_text())["sleep"])
 P

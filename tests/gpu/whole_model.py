@@ -2,9 +2,9 @@
 
     python tests/gpu/whole_model.py host|device [--eager] [--sleep] [--json FILE]
 
-Then an update of the weights as verl makes one at every step: the same weights again, from the host, which must change no
-token, move no table and, with the table on the host, take no device memory. `--sleep`: also through sleep levels 1 and
-2, the second with a reload of the weights.
+Then an update of the weights as verl makes one at every step: the same weights again, from the host, which must change
+no token, move no table and, with the table on the host, take no device memory. `--sleep`: also through sleep levels 1
+and 2, the second with a reload of the weights.
 """
 
 from __future__ import annotations
