@@ -120,6 +120,46 @@ def test_what_the_collector_receives(child: Child, log: Path, verl: Path) -> Non
     assert received == [*steps, *discrete * 3, *raises, *ranks, "resume", *train * 2, "pause"]
 
 
+TRAINERS = """
+from types import SimpleNamespace as Of
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from verl.utils.profiler import marked_timer
+
+class Workers:
+    start_profile = stop_profile = lambda self, **kwargs: None
+
+def between(name):
+    with marked_timer(name, {}):
+        pass
+
+def trainer(cls, tool, **more):
+    class Made(cls):
+        __init__ = step = save = lambda self, *args, **kwargs: None
+    Made.__abstractmethods__ = frozenset()
+    made = Made()
+    profiler = Of(tool=tool, steps=[2], profile_continuous_steps=False)
+    known = dict(actor_rollout_wg=Workers(), use_reference_policy=False, use_critic=False, total_training_steps=3)
+    vars(made).update(known, config=Of(global_profiler=profiler), **more)
+    return made
+
+for tool in ("vtune", "torch"):
+    told = trainer(RayPPOTrainer, tool)
+    keeps = trainer(PPOTrainer, tool, prev_step_profile=False, curr_step_profile=False)
+    for step in (1, 2, 3):
+        told.global_steps = keeps.global_steps = step
+        told._start_profiling(step == 2); between(f"told {step}"); told._stop_profiling(step == 2)
+        keeps._start_profiling(); between(f"keeps {step}"); keeps._stop_profiling()
+"""
+
+
+def test_a_trainer_collects_its_own_process_with_its_workers(child: Child, log: Path, verl: Path, core: Path) -> None:
+    child(TRAINERS, collect=True, start_paused=True, xpu=True, path=(verl, core))
+    received = [(call.call, call.name) for call in itt_collector.read(log) if call.call != "attached"]
+    one = ("resume", "-"), ("begin", "{}"), ("end", "-"), ("pause", "-")
+    assert received == [(call, name.format(label)) for label in ("told 2", "keeps 2") for call, name in one]
+
+
 def test_what_somebody_else_set_up_stays(child: Child, verl: Path) -> None:
     child(
         WORKER

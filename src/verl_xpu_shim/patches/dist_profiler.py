@@ -1,12 +1,14 @@
 """``dist_profiler``: ``profiler.tool=vtune``.
 
 verl's ``DistProfiler`` knows its tools by name and does nothing, silently, for any other. Where it fell back to its
-no-op for ``vtune``, ours takes its place; what somebody else set up stays. Can go once verl has a ``vtune`` tool of its
-own (proposed in verl-project/verl#7371).
+no-op for ``vtune``, ours takes its place; what somebody else set up stays. A PPO trainer only tells its workers to
+start and stop: its own process, where the stages of a step are timed, does so with them. Can go once verl has a
+``vtune`` tool of its own (proposed in verl-project/verl#7371).
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from types import ModuleType
@@ -42,6 +44,36 @@ def _patch(module: ModuleType, edit: Edit) -> None:
     edit.wrap(module.DistProfiler, "__init__", with_vtune)
 
 
+def _patch_trainer(name: str, module: ModuleType, edit: Edit) -> None:
+    trainer = getattr(module, name)
+    edit.wrap(trainer, "_start_profiling", functools.partial(_with_the_workers, ranges.resume))
+    edit.wrap(trainer, "_stop_profiling", functools.partial(_with_the_workers, ranges.pause))
+
+
+def _with_the_workers(control: Callable[[], None], original: Callable[..., None]) -> Callable[..., None]:
+    def start_or_stop(self: Any, *args: Any, **kwargs: Any) -> None:
+        # Some trainers are told whether to profile this step, others (v1) keep it and move it on when they stop.
+        profiled = kwargs.get("do_profile", args[0] if args else getattr(self, "curr_step_profile", False))
+        original(self, *args, **kwargs)
+        if profiled and self.config.global_profiler.tool == vtune.TOOL:
+            control()
+
+    return start_or_stop
+
+
+def _trainer(module: str, name: str, *mentions: str) -> Target:
+    return Target(
+        module,
+        functools.partial(_patch_trainer, name),
+        (
+            Parameters(f"{name}._start_profiling", ("self",), at_least=True),
+            Parameters(f"{name}._stop_profiling", ("self",), at_least=True),
+            Mentions(f"{name}._start_profiling", ("start_profile", *mentions)),
+            Mentions(f"{name}._stop_profiling", ("stop_profile", *mentions)),
+        ),
+    )
+
+
 CAPABILITY: Final = Capability(
     name="dist_profiler",
     required=False,
@@ -61,6 +93,8 @@ CAPABILITY: Final = Capability(
                 Mentions("DistProfiler.annotate", ("_impl", "annotate")),
             ),
         ),
+        _trainer("verl.trainer.ppo.ray_trainer", "RayPPOTrainer"),
+        _trainer("verl.trainer.ppo.v1.trainer_base", "PPOTrainer", "curr_step_profile"),
         *measurements.TARGETS,
     ),
 )

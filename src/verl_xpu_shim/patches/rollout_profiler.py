@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import os
 import sys
 import typing
 from collections.abc import Callable
@@ -147,7 +148,8 @@ def _profile(original: Callable[..., None]) -> Callable[..., None]:
             original(self, is_start, *args, **kwargs)
             return
         if self.profiler is None:
-            ranges.describe("vLLM worker", self.rank)
+            replica = os.environ.get("VERL_REPLICA_RANK")  # verl's server has set it
+            ranges.describe("vLLM worker" if replica is None else f"vLLM worker of replica {replica}", self.rank)
             self.profiler = worker_profiler(sys.modules["vllm.profiler.wrapper"])(self.profiler_config)
         if is_start:
             limits = ("delay_iterations", "max_iterations")  # of one session, vLLM >= 0.33

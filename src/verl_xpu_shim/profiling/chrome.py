@@ -65,11 +65,11 @@ class ChromeSink:
         self.mark("pause", {}, "collector")
 
     def describe(self, role: str | None, rank: int | None) -> None:
-        described = role or self._role, self._rank if rank is None else rank
-        if described != (self._role, self._rank):
-            self._role, self._rank = described
-            if self._file is not None:
-                self._write(self._process())
+        known = self._role, self._rank
+        # The first description stays: colocated roles are described from the outside in.
+        self._role, self._rank = self._role or role, rank if self._rank is None else self._rank
+        if (self._role, self._rank) != known and self._file is not None:
+            self._write(self._process())
 
     def close(self) -> None:
         if self._file is not None:
