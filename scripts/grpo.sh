@@ -30,7 +30,7 @@ if [ ! -f "$out/val.parquet" ] || [ scripts/tiny_model.py -nt "$out/val.parquet"
   done
 fi
 
-shared_memory() { find /dev/shm -mindepth 1 \( -name 'psm_*' -o -name 'verl_weights_*' \) 2>/dev/null | sort; }
+shared_memory() { find /dev/shm \( -name 'psm_*' -o -name 'verl_weights_*' \) | sort; }
 
 for use_v1 in true false; do
   job=use_v1-$use_v1

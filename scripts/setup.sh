@@ -46,7 +46,7 @@ if [ "${1-}" = --rollout ]; then
   mapfile -t needs < <(grep -v '^#' tests/cpu_rollout/requirements.txt)
   step vllm-needs "${verl[@]}" "${rl[@]}" "${needs[@]}" ittapi pytest
   step vllm --no-deps "${vllm[@]}"
-  step vllm-plugin --no-deps --no-build-isolation ./tests/cpu_rollout
+  step vllm-plugin --no-deps --no-build-isolation -e ./tests/cpu_rollout
 fi
 # Again when what the build reads has changed, or what it installed has gone.
 metadata=$(cat setup.cfg pyproject.toml src/_startup_files.py xpu_sitecustomize/startup/*.p* | cksum)

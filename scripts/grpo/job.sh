@@ -19,7 +19,22 @@ export RAY_OVERRIDE_RESOURCES='{"CPU":64}' RAY_USAGE_STATS_ENABLED=0 RAY_DEDUP_L
 # A Ray cluster of its own. Its folder holds sockets, whose paths mustn't be long.
 RAY_TMPDIR=$(mktemp -d "${TMPDIR:-/tmp}/grpo.XXXX")
 export RAY_ADDRESS=local RAY_TMPDIR
-trap 'rm -rf "$RAY_TMPDIR"' EXIT
+
+# vLLM's message queues stay behind in shared memory, on any device: Ray kills a server together with the process that
+# would remove them. What came during this run, and no process maps any longer, goes.
+queues() { find /dev/shm -name 'psm_*' | sort; }
+before=$(queues)
+clean_up() {
+  local queue tries
+  for queue in $(comm -13 <(echo "$before") <(queues)); do
+    for tries in 1 2 3 4 5; do
+      cat /proc/[0-9]*/maps 2>/dev/null | grep -q "$queue" || { rm -f "$queue"; break; }
+      sleep 1
+    done
+  done
+  rm -rf "$RAY_TMPDIR"
+}
+trap clean_up EXIT
 
 # What a person would type on any GPU: there is nothing here that is only for XPU.
 options=(
@@ -46,4 +61,4 @@ options=(
 rm -rf "$out"
 mkdir -p "$out"
 cd "$out"  # Hydra leaves its own files where it is started
-timeout "${JOB_TIMEOUT:-900}" "$venv/bin/python" -m verl.trainer.main_ppo "${options[@]}" "${cpu_rollout[@]}" "${@:2}" >log 2>&1
+timeout --kill-after=20 "${JOB_TIMEOUT:-900}" "$venv/bin/python" -m verl.trainer.main_ppo "${options[@]}" "${cpu_rollout[@]}" "${@:2}" >log 2>&1

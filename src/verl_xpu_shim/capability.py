@@ -30,6 +30,7 @@ NAMES: Final = (
     "fsdp2_reduce_avg",
     "ray_devices",
     "host_copy",
+    "weight_sync",
     "dist_profiler",
     "profiler_markers",
     "rollout_profiler",
