@@ -145,3 +145,44 @@ def test_the_numa_probe_on_a_machine_with_none_of_it() -> None:
     assert text.startswith("Nothing to probe: ")
     status, text = call("probe", "numa", "--json")
     assert json.loads(text)["devices"] == []
+
+
+@pytest.mark.parametrize(
+    ("environment", "ok", "said"),
+    [
+        ({}, True, " has verl-xpu-shim "),
+        ({"VERL_XPU_SHIM": "0"}, False, "its workers don't load it: see VERL_XPU_SHIM there."),
+    ],
+)
+def test_each_node_of_a_cluster_is_asked(environment: dict[str, str], ok: bool, said: str) -> None:
+    """`local` starts a Ray of one node, in the environment of the doctor."""
+    _, text = call("doctor", "--ray", "local", "--json", **environment)
+    nodes = [finding for finding in json.loads(text)["findings"] if finding["topic"] == "Ray cluster"]
+    assert [finding["ok"] for finding in nodes] == [ok]
+    assert said in nodes[0]["text"]
+
+
+def test_a_cluster_that_cannot_be_reached_is_named() -> None:
+    status, text = call("doctor", "--ray", "ray://127.0.0.1:1", RAY_CLIENT_RECONNECT_GRACE_PERIOD="1")
+    assert status == 1
+    assert "ray://127.0.0.1:1 can't be reached: " in text
+
+
+def test_a_node_without_the_shim_can_say_so() -> None:
+    """What is sent to a node unpickles and runs where none of the shim's packages can be imported."""
+    from ray import cloudpickle
+
+    from verl_xpu_shim.probes.ray_nodes import _by_value
+    from verl_xpu_shim.probes.ray_nodes import _judge
+
+    code = (
+        "import json, pickle, sys\n"
+        "for name in ('verl_xpu_shim', 'xpu_sitecustomize'): sys.modules[name] = None\n"
+        "print(json.dumps(pickle.loads(sys.stdin.buffer.read())()))\n"
+    )
+    sent = cloudpickle.dumps(_by_value())
+    done = subprocess.run([sys.executable, "-c", code], input=sent, capture_output=True, check=True)
+    found = json.loads(done.stdout)
+    assert found == {"version": None, "in": False}
+    assert _judge("here", 4, "0.1.0", found) == (False, "here lacks verl-xpu-shim: install 0.1.0 there.")
+    assert "install the same everywhere" in _judge("here", 4, "0.1.0", {"version": "0.0.9", "in": True})[1]

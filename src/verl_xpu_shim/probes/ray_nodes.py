@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,7 +32,7 @@ def nodes(address: str) -> Iterator[tuple[bool, str]]:
                 yield True, f"{name} has left the cluster."
                 continue
             where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            task = ray.remote(num_cpus=0, scheduling_strategy=where)(_look)
+            task = ray.remote(num_cpus=0, scheduling_strategy=where)(_by_value())
             try:
                 yield _judge(name, gpus, here, ray.get(task.remote(), timeout=120))
             except Exception as error:  # a node that can't run a task is what is looked for
@@ -41,17 +42,20 @@ def nodes(address: str) -> Iterator[tuple[bool, str]]:
             ray.shutdown()
 
 
-def _look() -> dict[str, Any]:
-    """Runs on a node, where verl_xpu_shim may be missing, so it is pickled by value and imports what it uses."""
-    import importlib.metadata  # the backport needn't be on a node that lacks the shim
-    import sys
+def _by_value() -> Callable[[], dict[str, Any]]:
+    """Return what runs on a node. The shim may be missing there, so it is nested: such a function travels as code."""
 
-    try:
-        version = importlib.metadata.version("verl-xpu-shim")
-    except importlib.metadata.PackageNotFoundError:
-        version = None
-    door = sys.modules.get("xpu_sitecustomize")
-    return {"version": version, "in": bool(door and door.is_installed())}
+    def look() -> dict[str, Any]:
+        import importlib
+
+        try:
+            version = importlib.import_module("importlib_metadata").version("verl-xpu-shim")
+            loaded = importlib.import_module("xpu_sitecustomize").is_installed()
+        except ImportError:  # which PackageNotFoundError is, too
+            return {"version": None, "in": False}
+        return {"version": version, "in": loaded}
+
+    return look
 
 
 def _judge(name: str, gpus: int, here: str, found: dict[str, Any]) -> tuple[bool, str]:
