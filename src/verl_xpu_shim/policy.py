@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import atexit
 import functools
 import logging
 import os
@@ -77,7 +76,7 @@ def apply(name: str, module: ModuleType) -> None:
         settle("drift", [{"expected": expected, "found": found} for expected, found in drift])
         return _report(name, module, "; ".join(f"expected {expected}, found {found}" for expected, found in drift))
     if edit.changes:
-        _audit_at_exit()
+        _audit()
         return settle("applied", [f"{each.symbol}: {_brief(each.old)} -> {_brief(each.new)}" for each in edit.changes])
     return settle("skipped", "; ".join(edit.notes) or "already")
 
@@ -120,12 +119,12 @@ def disabled() -> frozenset[str]:
 
 
 @functools.cache
-def _audit_at_exit() -> None:
-    """Register the audit of ``VERL_XPU_SHIM_AUDIT=1``, once a process."""
+def _audit() -> None:
+    """Start the audit of ``VERL_XPU_SHIM_AUDIT=1``, once a process."""
     if os.environ.get("VERL_XPU_SHIM_AUDIT") == "1":
         from verl_xpu_shim import stale
 
-        atexit.register(stale.report)
+        stale.watch()
 
 
 def _reason_to_skip(name: str) -> str | None:

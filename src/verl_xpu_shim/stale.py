@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
+import threading
+import time
 from dataclasses import dataclass
 from types import ModuleType
 
 from verl_xpu_shim import policy
 from verl_xpu_shim import trace
+
+#: Between two looks of the audit.
+SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -23,7 +29,7 @@ def find() -> list[Stale]:
     """Look through the attributes of every module, and of the classes they define, by identity."""
     originals = {
         id(change.old): capability
-        for (capability, _), outcome in policy.outcomes.items()
+        for (capability, _), outcome in list(policy.outcomes.items())
         for change in outcome.edit.changes
         if callable(change.old)
     }
@@ -43,7 +49,25 @@ def find() -> list[Stale]:
     return found
 
 
-def report() -> None:
-    """Trace what :func:`find` finds; runs at exit with ``VERL_XPU_SHIM_AUDIT=1``."""
-    for each in find():
-        trace.emit("stale", capability=each.capability, module=each.module, detail=each.attribute)
+def watch() -> None:
+    """Trace what :func:`find` finds, each once: at exit, and every few seconds, since Ray ends its workers without one.
+
+    For ``VERL_XPU_SHIM_AUDIT=1``; a look takes some ten milliseconds.
+    """
+    told: set[Stale] = set()
+    lock = threading.Lock()
+
+    def look() -> None:
+        with lock:
+            for each in find():
+                if each not in told:
+                    told.add(each)
+                    trace.emit("stale", capability=each.capability, module=each.module, detail=each.attribute)
+
+    def look_again() -> None:
+        while True:
+            time.sleep(SECONDS)
+            look()
+
+    atexit.register(look)
+    threading.Thread(target=look_again, name="verl-xpu-shim audit", daemon=True).start()

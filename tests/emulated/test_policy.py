@@ -169,6 +169,19 @@ def test_an_audit_at_exit_traces_who_holds_an_original(verl: Path, tmp_path: Pat
     assert [(e["module"], e["detail"], e["capability"]) for e in stale] == [("holder", "held", "attention_utils")]
 
 
+def test_an_audit_doesn_t_need_an_exit(verl: Path, tmp_path: Path) -> None:
+    """Ray ends its workers without one."""
+    log = tmp_path / "trace.jsonl"
+    code = (
+        "from verl_xpu_shim import stale; stale.SECONDS = 0.1;"
+        "import verl.utils.attention_utils as utils, os, time; held = utils._get_attention_functions.__wrapped__;"
+        "time.sleep(1); os._exit(0)"
+    )
+    assert run(verl, code, VERL_XPU_SHIM_AUDIT="1", VERL_XPU_SHIM_TRACE=str(log)).returncode == 0
+    stale = [event for event in map(json.loads, log.read_text().splitlines()) if event["event"] == "stale"]
+    assert ("__main__", "held") in [(event["module"], event["detail"]) for event in stale]
+
+
 def test_a_process_without_torch_asks_the_file(verl: Path) -> None:
     """The emulated build is one only once its torch is loaded; the file of this CPU build says no."""
     code = "import sys; from verl_xpu_shim import policy; print(policy.is_xpu_host(), 'torch' in sys.modules)"
