@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 venv=.venv-vllm
-python=${PYTHON:-python3.11}
+python=${PYTHON:-python3}
 stamp=$(cat "$0" setup.cfg pyproject.toml | sha256sum)-$("$python" -c 'import sys; print(sys.version)')
 if [ "$(cat $venv/stamp 2>/dev/null)" = "$stamp" ]; then
     exit 0

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
-if importlib.util.find_spec("vllm") is None:
-    collect_ignore_glob = ["test_*.py"]
-
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
-os.environ |= {"VLLM_TARGET_DEVICE": "cpu", "VLLM_HOST_EMBED_TABLE": "1", "VLLM_NO_USAGE_STATS": "1"}
+os.environ |= {"VLLM_HOST_EMBED_TABLE": "1", "VLLM_NO_USAGE_STATS": "1"}
+
+if importlib.util.find_spec("vllm") is None:
+    collect_ignore_glob = ["test_*.py"]
+else:
+    import cpu as cpu
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 
+import cpu as cpu
 import torch
 from vllm.config import VllmConfig
 from vllm.config import set_current_vllm_config
