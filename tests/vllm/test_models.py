@@ -94,8 +94,8 @@ def test_a_model_that_ties_against_its_config_is_found(load: Callable[..., Any])
     built = []
 
     class Ties(nemotron.NemotronForCausalLM):
-        def __init__(self, **kwargs: Any) -> None:
-            super().__init__(**kwargs)
+        def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+            super().__init__(vllm_config=vllm_config, prefix=prefix)
             self.lm_head.weight = self.model.embed_tokens.weight
             built.append(self)
 
@@ -109,8 +109,8 @@ def test_a_model_that_ties_against_its_config_is_found(load: Callable[..., Any])
 
 def test_a_head_that_is_the_embedding_is_found(load: Callable[..., Any]) -> None:
     class Aliases(nemotron.NemotronForCausalLM):
-        def __init__(self, **kwargs: Any) -> None:
-            super().__init__(**kwargs)
+        def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+            super().__init__(vllm_config=vllm_config, prefix=prefix)
             self.lm_head = self.model.embed_tokens
 
     with pytest.raises(RuntimeError, match="tied: it is also"):
@@ -159,8 +159,8 @@ def test_a_second_table_that_must_stay_is_only_told(load: Callable[..., Any], sa
         """A class of the model's own, as some models have."""
 
     class Two(nemotron.NemotronForCausalLM):
-        def __init__(self, **kwargs: Any) -> None:
-            super().__init__(**kwargs)
+        def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+            super().__init__(vllm_config=vllm_config, prefix=prefix)
             self.more = Scaled(64, 8)
 
     load(cls=Two)
