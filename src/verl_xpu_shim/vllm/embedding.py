@@ -145,7 +145,7 @@ class PinnedHostVocabParallelEmbedding(VocabParallelEmbedding):  # type: ignore[
             shard.added_vocab_start_index,
             shard.added_vocab_end_index,
         )
-        if _FUSED:
+        if _FUSED and weight.is_cuda:
             rows: torch.Tensor = ops.vocab_parallel_embedding(ids.reshape(-1), weight, *bounds)
             return rows.view(*ids.shape, -1)
         inside, outside = get_masked_input_and_mask(ids, *bounds)
