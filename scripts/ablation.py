@@ -89,17 +89,18 @@ def run(name: str) -> Result:
 
 
 def first_error(log: str) -> tuple[str, str]:
-    """The first exception of ``log`` and the last line of verl's or vLLM's on the way to it.
+    """The first exception of ``log``, and the last line of verl's, vLLM's or transformers' on the way to it.
 
     ``ImportError: no flash-attn`` and ``verl/workers/config/model.py:185``, or nothing.
     """
-    log = re.sub(r"\x1b\[[\d;]*m|^\s*\([^()\n]*pid=\d+[^()\n]*\) ?", "", log, flags=re.MULTILINE)
-    for match in re.finditer(
-        r"^ *Traceback .*\n((?: .*\n|\n)*?) *((?:\w+\.)*\w*(?:Error|Exception|Refused)\b.*)", log, re.M
-    ):
-        frames = re.findall(r'File "[^"]*/site-packages/((?:verl|vllm|transformers)/[^"]+)", line (\d+)', match[1])
-        return match[2].strip(), ":".join(frames[-1]) if frames else ""
-    return "", ""
+    plain = re.sub(r"\x1b\[[\d;]*m", "", log)
+    plain = re.sub(r"^(?:\s*\([^()\n]*pid=\d+[^()\n]*\) ?)+", "", plain, flags=re.MULTILINE)
+    error = re.search(r"^ *(?!ray\.exceptions)((?:\w+\.)*\w*(?:Error|Exception|Refused): \S.*)", plain, re.MULTILINE)
+    if error is None:
+        return "", ""
+    way = plain[: error.start()].splitlines()[-60:]
+    frames = re.findall(r'/site-packages/((?:verl|vllm|transformers)/\S+)", line (\d+)', "\n".join(way))
+    return error[1].strip(), ":".join(frames[-1]) if frames else ""
 
 
 def row(name: str, result: Result) -> str:

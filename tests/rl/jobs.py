@@ -1,0 +1,57 @@
+"""Runs of scripts/grpo/job.sh, as tests start and watch them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+import uuid
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+CACHE = ROOT / ".cache" / "grpo"
+SHIM = ROOT / ".venv-grpo" / "bin" / "verl-xpu-shim"
+
+
+class Job:
+    """One run in the background; traces and ranges go to `folder`."""
+
+    def __init__(self, name: str, folder: Path, *options: str, **environment: str) -> None:
+        self.mark = uuid.uuid4().hex
+        self.folder = folder
+        self.trace = folder / "trace"
+        shim = {"VERL_XPU_SHIM_TRACE": str(self.trace), "VERL_XPU_SHIM_MARKERS": f"chrome:{folder}"}
+        self.process = subprocess.Popen(
+            ["scripts/grpo/job.sh", name, *options],
+            cwd=ROOT,
+            env={**os.environ, "JOB_MARK": self.mark, **shim, **environment},
+        )
+        self._log = CACHE / name / "log"
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text("utf-8", "replace") if self._log.exists() else ""
+
+    def wait_for(self, text: str, seconds: float = 600) -> None:
+        end = time.monotonic() + seconds
+        while text not in self.log:
+            assert self.process.poll() is None, f"it ended without {text!r}: {self.log[-3000:]}"
+            assert time.monotonic() < end, f"no {text!r} in {seconds} s: {self.log[-3000:]}"
+            time.sleep(0.5)
+
+    def pid(self, title: str) -> int:
+        """Of one process of this job with that title."""
+        for each in Path("/proc").glob("[0-9]*"):
+            try:
+                if title in (each / "cmdline").read_text() and self.mark in (each / "environ").read_text():
+                    return int(each.name)
+            except OSError:
+                continue  # another user's, or gone
+        raise LookupError(title)
+
+    def merge(self) -> Path:
+        """One trace of all ranges written so far; fails where they, or the trace log, can't be read."""
+        subprocess.run([SHIM, "trace", self.trace], check=True)
+        merged = self.folder / "merged.json"
+        subprocess.run([SHIM, "trace", "--merge", self.folder, "-o", merged], check=True)
+        return merged
