@@ -160,6 +160,12 @@ def test_a_trainer_collects_its_own_process_with_its_workers(child: Child, log: 
     assert received == [(call, name.format(label)) for label in ("told 2", "keeps 2") for call, name in one]
 
 
+def test_steps_that_are_not_profiled_are_not_marked(child: Child, log: Path) -> None:
+    """A collector that runs from the start would see them."""
+    child(WORKER + STEPS, collect=True, xpu=True, path=(wheels.installed("verl==0.9.1"),))
+    assert [call.name for call in itt_collector.read(log) if call.call == "event"] == ["step"]
+
+
 def test_what_somebody_else_set_up_stays(child: Child, verl: Path) -> None:
     child(
         WORKER

@@ -192,7 +192,7 @@ assert closed == [True] * 3
     assert sorted(names) == ["agen"] * 3 + ["coroutine"] + ["delegating"] * 2 + ["plain"]
 
 
-def test_a_million_ranges_take_no_memory(child: Child) -> None:
+def test_many_ranges_take_no_memory(child: Child) -> None:
     """An Id of ittapi is 48 bytes that never come back, a name handed to the collector stays for good."""
     done = child(
         """
