@@ -43,7 +43,8 @@ def main() -> None:
     else:
         manager.load_checkpoint(folder)
     moments = [state["exp_avg"] for state in optimizer.state.values()]
-    total = torch.stack([local(each).double().abs().sum().cpu() for each in (*model.parameters(), *moments)]).sum()
+    sums = [local(each).double().abs().sum() for each in (*model.parameters(), *moments)]
+    total = torch.stack(sums).sum()
     dist.all_reduce(total)
     places = sorted({str(local(each).device) for each in (*model.parameters(), *moments)})
     # Saving elsewhere than through the manager stays as torch has it.
