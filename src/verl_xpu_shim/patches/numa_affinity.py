@@ -22,7 +22,7 @@ _log: Final = logging.getLogger("verl_xpu_shim")
 
 
 def pin_to_device(ordinal: int) -> bool:
-    """Pins this process beside torch's ``xpu:ordinal`` and returns True; or says in one line why it can't."""
+    """Pin this process beside torch's ``xpu:ordinal`` and return True; or say in one line why it can't."""
     from verl_xpu_shim.topology import numa
 
     try:

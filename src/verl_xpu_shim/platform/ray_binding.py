@@ -50,7 +50,7 @@ class BindingError(RuntimeError):
 
 
 def require_gpus() -> None:
-    """Asks the cluster that this process is connected to whether it has any GPU.
+    """Ask the cluster that this process is connected to whether it has any GPU.
 
     Raises:
         BindingError: it has none, and a placement group with a GPU would be waited for for ever.
@@ -60,7 +60,7 @@ def require_gpus() -> None:
 
 
 def bind() -> int | None:
-    """Makes this Ray worker drive the device that Ray gave it and returns its ordinal; None where Ray gave it none.
+    """Make this Ray worker drive the device that Ray gave it and return its ordinal; None where Ray gave it none.
 
     ``LOCAL_RANK`` says the same afterwards. Of several devices it is the first.
 
@@ -80,7 +80,7 @@ def bind() -> int | None:
 
 
 def drive(ordinal: int) -> int:
-    """Selects ``xpu:ordinal`` for this process, and says so in ``LOCAL_RANK``."""
+    """Select ``xpu:ordinal`` for this process, and say so in ``LOCAL_RANK``."""
     torch.xpu.set_device(ordinal)
     os.environ["LOCAL_RANK"] = str(ordinal)
     _log.info("rank %s drives xpu:%d, %s=%s", os.environ.get("RANK"), ordinal, MASK, os.environ.get(MASK, UNSET))
@@ -115,7 +115,7 @@ def mask_of_ids(ids: str) -> str:
 
 
 def _restore_mask() -> str | None:
-    """Puts back the mask that this worker was started with; returns the one to which Ray had narrowed it, if it had."""
+    """Put back the mask that this worker was started with; return the one to which Ray had narrowed it, if it had."""
     if SELECTOR in os.environ:
         # An older Ray writes it, which shows in that there was none when the worker was started.
         if _ray_narrows() != SELECTOR or _outer_ids() is not None:

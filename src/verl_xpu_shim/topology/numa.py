@@ -98,7 +98,7 @@ def local_cpus(address: str, allowed: Collection[int], sysfs: Path = SYSFS) -> f
 
 
 def pin(cpus: Collection[int], proc: Path = Path("/proc")) -> None:
-    """Binds every thread of this process to ``cpus``: those that exist, and by inheritance those to come.
+    """Bind every thread of this process to ``cpus``: those that exist, and by inheritance those to come.
 
     A thread bound to some of ``cpus`` already (an OpenMP or oneCCL worker) keeps its narrower binding.
 
