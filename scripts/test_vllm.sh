@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The tests of the vLLM capability against stock vLLM on CPU, in an environment of their own. About six minutes, with the
-# downloads; arguments go to pytest. What needs GPUs is in tests/gpu.
+# The tests of the vLLM capability against stock vLLM on CPU, in an environment of their own. About seven minutes on two
+# cores, half of them for the environment; arguments go to pytest. What needs GPUs is in tests/gpu.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

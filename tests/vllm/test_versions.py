@@ -33,4 +33,4 @@ def test_the_layer_behaves_alike(release: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "test_layer.py")]
     env = {**os.environ, "PYTHONPATH": str(sources(f"vllm=={release}")), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout[-4000:]
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
