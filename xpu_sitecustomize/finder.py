@@ -10,107 +10,98 @@ from __future__ import annotations
 
 import sys
 from _frozen_importlib import ModuleSpec
-from _thread import _local
+from _thread import get_ident
+from types import ModuleType
 from typing import TYPE_CHECKING
 from typing import Any
 
 import _xpu_sitecustomize
 from _xpu_sitecustomize import complain
-from _xpu_sitecustomize import running
 from _xpu_sitecustomize import watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Iterable
     from collections.abc import Sequence
-    from importlib.abc import Loader
-    from types import ModuleType
 
     Hook = Callable[[ModuleType], object]
 
 ROOTS = ("verl", "vllm")
 
-_asking = _local()
+#: id() of the spec of each watched body that is running -> the modules looked for since it began.
+running: dict[int, list[str]] = {}
+
+_asking: set[tuple[int, str]] = set()
+#: Modules whose hooks a stand-in runs, from the list in `watched` itself: what is added to that is called, too.
+_at_hooks: list[str] = []
 
 
 class Refused(RuntimeError):
     """Raised by a hook to stop the import: going on without it would give wrong results."""
 
 
-def find(name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
-    """Return the spec that the finders behind ours have for the watched module `name`, ready to see its body."""
-    names: tuple[str, ...] = getattr(_asking, "names", ())
-    if name in names:  # a finder behind ours asks all of sys.meta_path for what it was asked
+def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    """Return the spec that the finders behind ours have for a watched module, ready to see its body."""
+    if running:
+        for looked_for in tuple(running.values()):
+            looked_for.append(name)
+    if name not in watched:
         return None
-    _asking.names = (*names, name)
+    asked = get_ident(), name
+    if asked in _asking:  # a finder behind ours asks all of sys.meta_path for what it was asked
+        return None
+    _asking.add(asked)
     try:
         spec = _ask_behind(name, path, target)
     finally:
-        _asking.names = names
+        _asking.discard(asked)
     if type(spec) is ModuleSpec:
-        if target is None and specs_tell():
+        if target is None and SPECS_TELL:
             spec.__class__ = Spec
         elif hasattr(spec.loader, "exec_module"):
-            spec.loader = StandIn(spec, reload=target is not None)  # type: ignore[assignment]
+            spec.loader = StandIn(spec, spec.loader, reload=target is not None)  # type: ignore[assignment]
     return spec
 
 
 def _ask_behind(name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
-    finders = iter(tuple(sys.meta_path))
-    for finder in finders:
-        if finder is _xpu_sitecustomize:
-            break
-    for finder in finders:
-        try:
-            find_spec = finder.find_spec
-        except AttributeError:  # skipped by importlib as well
-            continue
-        spec = find_spec(name, path, target)
-        if spec is not None:
-            return spec
+    behind = False
+    for finder in tuple(sys.meta_path):
+        if behind:
+            try:
+                find = finder.find_spec
+            except AttributeError:  # passed over by importlib as well
+                continue
+            spec = find(name, path, target)
+            if spec is not None:
+                return spec
+        elif finder is _xpu_sitecustomize:
+            behind = True
     return None
 
 
 class Spec(ModuleSpec):
     """A spec for the time of one import."""
 
-    @property
-    def _initializing(self) -> bool:
-        return bool(self.__dict__.get("_initializing"))
-
-    @_initializing.setter
-    def _initializing(self, value: bool) -> None:
-        if value:
-            self.__dict__["_initializing"] = True
-            self._begins()
-        elif self._initializing:  # and stays so for other threads: they wait for the hooks as they do for the body
-            try:
-                self._ends()
+    def __setattr__(self, name: str, value: Any) -> None:
+        state = self.__dict__
+        if name == "_initializing" and value:
+            state[name] = value
+            begins(self)
+        elif name == "_initializing" and state.get(name):
+            try:  # the flag stays up meanwhile: other threads wait for the hooks as they do for the body
+                ends(self)
             finally:
-                self.__class__ = ModuleSpec  # type: ignore[assignment]
-                self._initializing = False
-
-    @property
-    def loader(self) -> Loader | None:
-        return self.__dict__["loader"]  # type: ignore[no-any-return]
-
-    @loader.setter
-    def loader(self, value: Loader | None) -> None:
-        before = self.__dict__.get("loader")
-        self.__dict__["loader"] = value
-        if value is not None and getattr(before, "loader", None) is value:
-            # importlib.util.LazyLoader puts its loader back: the first use of the module will call exec_module on that
-            self.__dict__["loader"] = StandIn(self)
+                object.__setattr__(self, "__class__", ModuleSpec)
+                state[name] = value
+        elif name == "loader" and getattr(state.get(name), name, None) is value is not None:
+            # importlib.util.LazyLoader puts its loader back: the module's first use will call exec_module on that
+            state[name] = StandIn(self, value)
+            running.pop(id(self), None)  # this body is no more than the wrapping up
+        else:
+            super().__setattr__(name, value)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return ModuleSpec.__new__, (ModuleSpec,), self.__dict__  # a copy is a plain spec
-
-    def _begins(self) -> None:
-        begins(self)
-
-    def _ends(self) -> None:
-        if not isinstance(self.loader, StandIn):
-            ends(self)
 
 
 Spec.__name__ = Spec.__qualname__ = ModuleSpec.__name__  # what repr() shows
@@ -119,9 +110,9 @@ Spec.__name__ = Spec.__qualname__ = ModuleSpec.__name__  # what repr() shows
 class StandIn:
     """Stands in for the loader of `spec` until the body runs."""
 
-    def __init__(self, spec: ModuleSpec, *, reload: bool = False) -> None:
+    def __init__(self, spec: ModuleSpec, loader: Any, *, reload: bool = False) -> None:
         self._spec = spec
-        self._loader: Any = spec.loader
+        self._loader = loader
         self._reload = reload
 
     def __getattr__(self, name: str) -> Any:
@@ -142,39 +133,19 @@ class StandIn:
         except BaseException:
             running.pop(id(spec), None)
             raise
-        ends(spec, reload=self._reload)
+        name, there = spec.name, sys.modules.get(spec.name)
+        _at_hooks.append(name)
+        try:
+            ends(spec)
+        except Refused:
+            if self._reload and there is not None:
+                sys.modules[name] = there  # a reload that fails leaves the module, and importlib expects it
+            raise
+        finally:
+            _at_hooks.remove(name)
 
     # its frame is importlib's business, not the user's: warnings and tracebacks leave it out
     exec_module.__code__ = exec_module.__code__.replace(co_filename="<frozen importlib._bootstrap>")
-
-
-def specs_tell() -> bool:
-    """Whether this importlib sets the flag round a body. Tried out once, on a module of no one's."""
-    global _tells
-    if _tells is None:
-        seen: list[str] = []
-
-        class Trial(Spec):
-            _begins = lambda self: seen.append("begins")  # noqa: E731
-            _ends = lambda self: seen.append("ends")  # noqa: E731
-
-        class Body:
-            create_module = staticmethod(lambda spec: None)
-            exec_module = staticmethod(lambda module: seen.append("body"))
-
-        trial = Trial("xpu_sitecustomize._trial", Body)  # type: ignore[arg-type]
-        try:
-            from _frozen_importlib import _load  # type: ignore[attr-defined]
-
-            _load(trial)
-        except Exception as error:
-            seen.append(repr(error))
-        sys.modules.pop(trial.name, None)
-        _tells = seen == ["begins", "body", "ends"] and type(trial) is ModuleSpec
-    return _tells
-
-
-_tells: bool | None = None
 
 
 def begins(spec: ModuleSpec) -> None:
@@ -184,32 +155,25 @@ def begins(spec: ModuleSpec) -> None:
     running[id(spec)] = []
 
 
-def ends(spec: ModuleSpec, *, reload: bool = False) -> None:
+def ends(spec: ModuleSpec) -> None:
     """The body of a watched module has run, or has failed."""
     name = spec.name
-    imported = running.pop(id(spec), [])
+    imported = running.pop(id(spec), None)
     module = sys.modules.get(name)
-    if module is None:  # failed
+    if imported is None or module is None:  # lazy, or failed
         return
-    _at_hooks.append(name)
     try:
-        run(name, module, watched.get(name, []), imported)
+        run(name, module, watched[name], imported)
     except Refused:
-        if not reload:
-            sys.modules.pop(name, None)
+        sys.modules.pop(name, None)
         raise
-    finally:
-        _at_hooks.remove(name)
-
-
-#: Modules whose hooks are being run, from the list in `watched` itself: what is added to that now is still called.
-_at_hooks: list[str] = []
 
 
 def run(name: str, module: ModuleType, hooks: list[Hook], holders: Iterable[str]) -> None:
     """Run `hooks` on a module, then give the modules named in `holders` the new where they hold the old."""
-    before = dict(_space(module))
-    package = _bind_to_parent(name, module)
+    space = module.__dict__ if type(module) is ModuleType else _space(module)
+    before = space.copy()
+    package = _bind_to_parent(name, module) if "." in name else None
     try:
         for hook in hooks:
             _call(hook, name, module)
@@ -217,16 +181,16 @@ def run(name: str, module: ModuleType, hooks: list[Hook], holders: Iterable[str]
         if package is not None:
             delattr(package, name.rpartition(".")[2])
         raise
-    after = _space(module)
-    moved = {id(old): after[key] for key, old in before.items() if after.get(key, old) is not old and callable(old)}
-    if moved:
-        # who replaces keeps the original: that is not a capture
-        own = {
-            "xpu_sitecustomize",
-            "verl_xpu_shim",
-            *(str(getattr(hook, "__module__", "")).partition(".")[0] for hook in hooks),
-        }
-        rebind(moved, (sys.modules.get(each) for each in holders if each != name and each.partition(".")[0] not in own))
+    try:
+        if before == space:
+            return
+    except Exception:  # noqa: S110, what can't be compared may have been replaced
+        pass
+    moved = {id(old): space[key] for key, old in before.items() if space.get(key, old) is not old and callable(old)}
+    # who replaces keeps the original: that is not a capture
+    own = {"xpu_sitecustomize", "verl_xpu_shim"}
+    own |= {str(getattr(hook, "__module__", "")).partition(".")[0] for hook in hooks}
+    rebind(moved, (sys.modules.get(each) for each in holders if each != name and each.partition(".")[0] not in own))
 
 
 def _call(hook: Hook, name: str, module: ModuleType) -> None:
@@ -283,14 +247,16 @@ def _catch_up(name: str, hooks: list[Hook]) -> None:
     if type(spec) is ModuleSpec:
         if type(module).__name__ == "_LazyModule" and not spec.loader_state.get("is_loading"):
             if not isinstance(spec.loader, StandIn):
-                spec.loader = StandIn(spec)  # type: ignore[assignment]
+                spec.loader = StandIn(spec, spec.loader)  # type: ignore[assignment]
             return
         if getattr(spec, "_initializing", False):
+            running[id(spec)] = list(sys.modules)  # any of them may hold what the body has defined so far
             spec.__class__ = Spec
     if type(spec) is Spec:
-        if spec._initializing or isinstance(spec.loader, StandIn):
+        if getattr(spec, "_initializing", False) or isinstance(spec.loader, StandIn):
             return
         spec.__class__ = ModuleSpec  # type: ignore[assignment]  # another thread got to the end of the body in between
+        running.pop(id(spec), None)
     run(name, module, hooks, tuple(sys.modules))
 
 
@@ -344,3 +310,30 @@ def _without_capabilities(module: ModuleType, error: Exception) -> None:
 
 
 _complained = False
+
+
+def _specs_tell() -> bool:
+    """Whether this importlib sets the flag round a body: tried out on a module of no one's."""
+    seen: list[str] = []
+
+    class Body:
+        create_module = staticmethod(lambda spec: None)
+        exec_module = staticmethod(lambda module: seen.append("body"))
+
+    trial = ModuleSpec("xpu_sitecustomize._trial", Body)  # type: ignore[arg-type]
+    trial.__class__ = Spec
+    watched[trial.name] = [lambda module: seen.append("hook")]
+    try:
+        from _frozen_importlib import _load  # type: ignore[attr-defined]
+
+        _load(trial)
+    except Exception as error:
+        seen.append(repr(error))
+    del watched[trial.name]
+    sys.modules.pop(trial.name, None)
+    return seen == ["body", "hook"] and type(trial) is ModuleSpec
+
+
+SPECS_TELL = _specs_tell()
+
+_xpu_sitecustomize.find_spec = find_spec

@@ -4,14 +4,13 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
+    from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
 #: Module name -> its hooks. The first of these two roots to run adds what the capabilities patch.
 watched: "dict[str, list[Callable[[ModuleType], object]]]" = {"verl": [], "vllm": []}
-#: id() of the spec of each watched body that is running -> the modules first looked for since it began.
-running: "dict[int, list[str]]" = {}
 #: How the finder came in ("pth", "sitecustomize", "import"); None while it is not on sys.meta_path.
 entered: "str | None" = None
 
@@ -19,17 +18,17 @@ entered: "str | None" = None
 def find_spec(
     name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
 ) -> "ModuleSpec | None":
-    """As this module is the first entry of ``sys.meta_path``: None, at once, unless `name` is watched."""
-    if running:
-        for looked_for in tuple(running.values()):
-            looked_for.append(name)
+    """As this module is the first entry of ``sys.meta_path``: None, at once, unless `name` is watched.
+
+    `xpu_sitecustomize.finder` is loaded by the first that is, and puts its own find_spec in the place of this one.
+    """
     if name in watched:
         try:
-            from xpu_sitecustomize.finder import find
+            from xpu_sitecustomize import finder
         except (Exception, SystemExit) as error:
             complain(f"cannot be loaded, so nothing is patched in this process: {error!r}")
         else:
-            return find(name, path, target)
+            return finder.find_spec(name, path, target)
     return None
 
 
