@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from venvs import ROOT
 from venvs import execute
 
