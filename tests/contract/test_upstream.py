@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from wheels import sources
 
 from verl_xpu_shim import status
 from verl_xpu_shim.capability import NAMES
 from verl_xpu_shim.capability import load
+from wheels import sources
 from xpu_sitecustomize.watchlist import WATCHLIST
 
 VERL = ("verl==0.9.0", "verl==0.9.1")
