@@ -9,6 +9,7 @@ Format: "Trace Event Format" (Google), asynchronous nestable events; ``ts`` in m
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
@@ -111,16 +112,18 @@ class ChromeSink:
             self._file = file
 
     def _process(self) -> str:
-        rank = os.environ.get("RANK") if self._rank is None else self._rank
+        rank = self._rank
+        if rank is None and (variable := os.environ.get("RANK", "")).isdecimal():
+            rank = int(variable)
         name = f"{self._role or _program()}{'' if rank is None else f' rank {rank}'} (pid {self._pid})"
-        return self._metadata("process_name", 0, name=name, rank=None if rank is None else int(rank))
+        return self._metadata("process_name", 0, name=name, rank=rank)
 
     def _metadata(self, name: str, tid: int, /, **args: Any) -> str:
         return json.dumps({"ph": "M", "name": name, "pid": self._pid, "tid": tid, "args": args}, separators=(",", ":"))
 
 
 def _head(name: str, domain: str) -> str:
-    return f'"cat":{json.dumps(domain)},"name":{json.dumps(name)}'
+    return f'"cat":{json.dumps(domain)},"name":{json.dumps(str(name))}'
 
 
 def _boot() -> str:
@@ -133,10 +136,9 @@ def _boot() -> str:
 
 def _program() -> str:
     """What this process runs: a Ray actor's or task's name, else the module ``python -m`` ran, else the script."""
-    ray = sys.modules.get("ray")
-    if ray is not None and ray.is_initialized():
-        context = ray.get_runtime_context()
-        if context.get_task_id() is not None and context.worker.mode == ray.WORKER_MODE:
-            return context.get_actor_name() or (context.get_task_name() or "ray task").partition(".")[0]
+    with contextlib.suppress(Exception):  # a name is no reason to stop: Ray has changed this before
+        context = sys.modules["ray"].get_runtime_context()
+        if context.worker.mode == sys.modules["ray"].WORKER_MODE:
+            return str(context.get_actor_name() or context.get_task_name().partition(".")[0])
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     return spec.name.rpartition(".")[2] if spec is not None else Path(sys.argv[0] or "python").name

@@ -90,4 +90,4 @@ class IttSink:
     def _handle(self, name: str) -> Any:
         if len(self._handles) >= NAMES:
             name = _OTHER
-        return self._handles.setdefault(name, self._native.StringHandle(name))
+        return self._handles.setdefault(name, self._native.StringHandle(str(name)))

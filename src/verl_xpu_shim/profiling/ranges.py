@@ -122,23 +122,23 @@ def mark(name: str, **facts: Any) -> None:
 def resume() -> None:
     """Let the collector collect. Calls nest: colocated roles of one process each have a profiler of their own."""
     global _resumed
+    where = sinks()
     with _lock:
         _resumed += 1
-        first = _resumed == 1
-    if first:
-        for sink in sinks():
-            sink.resume()
+        if _resumed == 1:
+            for sink in where:
+                sink.resume()
 
 
 def pause() -> None:
     """Take one :func:`resume` back; the collector pauses with the last one."""
     global _resumed
+    where = sinks()
     with _lock:
-        last = _resumed == 1
+        if _resumed == 1:
+            for sink in where:
+                sink.pause()
         _resumed = max(0, _resumed - 1)
-    if last:
-        for sink in sinks():
-            sink.pause()
 
 
 def describe(role: str | None = None, rank: int | None = None) -> None:
@@ -217,9 +217,10 @@ def _wanted() -> list[str]:
 def _sink(entry: str) -> Sink | None:
     kind, _, argument = entry.partition(":")
     if kind == "itt" and not argument:
-        if itt.available():
+        try:
             return IttSink()
-        _log.warning("%s. Ranges are not sent to ITT; the run goes on.", itt.MISSING)
+        except ImportError as error:
+            _log.warning("%s (%s). Ranges are not sent to ITT; the run goes on.", itt.MISSING, error)
     elif kind == "chrome" and argument:
         return ChromeSink(argument)
     else:
