@@ -24,6 +24,21 @@ ASK = "import sys; print(getattr(sys.modules.get('_xpu_sitecustomize'), 'entered
 #: And whether the packages behind the door can be reached.
 ASK_ALL = ASK + "; import xpu_sitecustomize.finder, verl_xpu_shim"
 
+IN_A_PROCESS = """
+import multiprocessing, sys
+def ask(queue): queue.put(sys.modules['_xpu_sitecustomize'].entered)
+if __name__ == '__main__':
+    context = multiprocessing.get_context({!r})
+    queue = context.Queue()
+    process = context.Process(target=ask, args=(queue,)); process.start(); print(queue.get(timeout=60)); process.join()
+"""
+IN_A_SUBINTERPRETER = f"""
+import sys
+try: import _interpreters as interpreters
+except ImportError: import _xxsubinterpreters as interpreters
+interpreters.run_string(interpreters.create(), {ASK!r} + '; sys.stdout.flush()')
+"""
+
 
 @pytest.fixture
 def bare(tmp_path: Path) -> Venv:
@@ -59,15 +74,7 @@ def test_standard_input(venv: Venv) -> None:
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_multiprocessing(venv: Venv, tmp_path: Path, method: str) -> None:
-    body = f"""
-import multiprocessing, sys
-def ask(queue): queue.put(sys.modules['_xpu_sitecustomize'].entered)
-if __name__ == '__main__':
-    context = multiprocessing.get_context({method!r})
-    queue = context.Queue()
-    process = context.Process(target=ask, args=(queue,)); process.start(); print(queue.get(timeout=60)); process.join()
-"""
-    write(tmp_path, {"main.py": body})
+    write(tmp_path, {"main.py": IN_A_PROCESS.format(method)})
     assert venv("main.py", cwd=tmp_path).out == "pth\n"
 
 
@@ -77,13 +84,7 @@ def test_subprocess_with_an_empty_environment(venv: Venv) -> None:
 
 
 def test_subinterpreter(venv: Venv) -> None:
-    body = f"""
-        import sys
-        try: import _interpreters as interpreters
-        except ImportError: import _xxsubinterpreters as interpreters
-        interpreters.run_string(interpreters.create(), {ASK!r} + '; sys.stdout.flush()')
-    """
-    assert venv.run(body).out == "pth\n"
+    assert venv.run(IN_A_SUBINTERPRETER).out == "pth\n"
 
 
 def test_read_only_site_packages(own: Venv) -> None:
@@ -191,6 +192,28 @@ def test_failing_sitecustomize_of_the_user(bare: Venv, tmp_path: Path) -> None:
     behind = bare.run("pass", PYTHONPATH=f"{FOLDER}{os.pathsep}{tmp_path / 'a'}")
     assert "ZeroDivisionError" in alone.err
     assert behind.err == alone.err
+
+
+@pytest.mark.parametrize("flag", ["-s", "-P", "-O", "-B"])
+def test_folder_with_flags(bare: Venv, flag: str) -> None:
+    assert bare.run(ASK_ALL, flag, PYTHONPATH=str(FOLDER)).out == "sitecustomize\n"
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_folder_and_multiprocessing(bare: Venv, tmp_path: Path, method: str) -> None:
+    write(tmp_path, {"main.py": IN_A_PROCESS.format(method)})
+    assert bare("main.py", cwd=tmp_path, env={"PYTHONPATH": str(FOLDER)}).out == "sitecustomize\n"
+
+
+def test_folder_and_other_processes(bare: Venv, tmp_path: Path) -> None:
+    write(tmp_path, {"ask.py": ASK})
+    env = {"PYTHONPATH": str(FOLDER)}
+    assert bare("-m", "ask", cwd=tmp_path, env=env).out == "sitecustomize\n"
+    assert bare.run(IN_A_SUBINTERPRETER, **env).out == "sitecustomize\n"
+    bare("-m", "venv", "--without-pip", tmp_path / "inner")
+    assert Venv(tmp_path / "inner").run(ASK, **env).out == "sitecustomize\n"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {ASK!r}], env={{}}, check=True)"
+    assert bare.run(code, **env).out == "None\n"
 
 
 # --- in code ----------------------------------------------------------------------------------------------------------
