@@ -5,4 +5,4 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 scripts/vllm_env.sh
-exec .venv-vllm/bin/python -m pytest tests/vllm "$@"
+exec .venv-vllm/bin/python -m pytest tests/host_embedding tests/level_zero/test_vllm_numa_bind.py "$@"

@@ -157,13 +157,12 @@ def _is_required(name: str) -> bool:
 
 def _provenance(module: ModuleType) -> str:
     """The distribution and version that ``module`` comes from, for a report."""
-    from importlib_metadata import PackageNotFoundError
-    from importlib_metadata import version
-
     top = module.__name__.partition(".")[0]
     try:
-        return f"{top} {version(top)}"
-    except PackageNotFoundError:
+        import importlib_metadata
+
+        return f"{top} {importlib_metadata.version(top)}"
+    except ImportError:  # no such distribution, or not even importlib-metadata: a report must not fail over it
         return f"{top} at {getattr(module, '__file__', None)}"
 
 

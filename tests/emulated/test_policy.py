@@ -67,6 +67,16 @@ def test_a_required_capability_that_drifts_stops_the_import_and_says_all(verl: P
         assert part in last, part
 
 
+def test_a_refusal_needs_nothing_that_may_be_missing(verl: Path) -> None:
+    change(verl, *NEW_PLATFORM)
+    done = run(verl, "import sys; sys.modules['importlib_metadata'] = None\nimport verl; print('WENT ON')")
+    assert done.returncode == 1
+    assert "WENT ON" not in done.stdout
+    last = done.stderr.strip().splitlines()[-1]
+    assert "the required capability 'platform'" in last
+    assert "platform_base.py" in last  # where there is no version to name, the file
+
+
 def test_a_plain_runtime_error_catches_it(verl: Path) -> None:
     change(verl, *NEW_PARAMETER)
     code = "try:\n import verl.utils.attention_utils\nexcept RuntimeError as error: print('STOPPED', error)"

@@ -8,9 +8,8 @@ import pytest
 
 from .child import run
 
-vllm = importlib.util.find_spec("vllm")
 pytestmark = pytest.mark.skipif(
-    vllm is None or vllm.origin is None,  # none, or the folder tests/vllm
+    importlib.util.find_spec("vllm") is None or importlib.util.find_spec("verl") is None,
     reason="needs verl and vLLM, the environment of scripts/setup.sh --rollout",
 )
 

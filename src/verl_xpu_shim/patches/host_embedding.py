@@ -169,7 +169,7 @@ _LORA: Final = (
 
 CAPABILITY: Final = Capability(
     name="host_embedding",
-    required=asked_for(),
+    required=os.environ.get(VARIABLE, "") not in ("", "0"),
     summary=f"`PinnedHostVocabParallelEmbedding` in vLLM, with {VARIABLE}=1",
     targets=(
         Target(
