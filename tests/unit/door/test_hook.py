@@ -442,6 +442,20 @@ case(
     """,
 )
 case(
+    "a finder behind ours that asks all the others",
+    """
+    class Other:
+        def find_spec(self, name, path=None, target=None):
+            for finder in sys.meta_path:
+                spec = finder.find_spec(name, path, target) if finder is not self else None
+                if spec: return spec
+    sys.meta_path.insert(1, Other())
+    watch('m', note)
+    import m
+    assert calls == ['m'], calls
+    """,
+)
+case(
     "a finder whose == is broken",
     """
     class Hostile:
@@ -634,6 +648,19 @@ case(
 @pytest.mark.parametrize("name", CASES)
 def test_case(venv: Venv, tmp_path: Path, name: str) -> None:
     run(venv, tmp_path, name)
+
+
+def test_lazy_imports(shimmed: Callable[[str], Venv], tmp_path: Path) -> None:
+    """PEP 810: a hook runs when a lazy import is made good, and what that gives is patched."""
+    write(tmp_path, FILES)
+    code = """
+    watch('m', lambda module: (note(module), new(module)))
+    lazy from m import f
+    lazy import m
+    assert calls == []
+    assert f() == m.f() == 'new' and calls == ['m'], calls
+    """
+    assert shimmed("3.15").run(PRELUDE + textwrap.dedent(code), cwd=tmp_path).err == ""
 
 
 #: What holds only where no loader is replaced.
