@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from . import build
+from .harness import environment
 
 
 def fake_compiler(folder: Path) -> Path:
@@ -28,7 +30,7 @@ while [ "$1" != -o ]; do shift; done
 
 
 def test_callers_at_the_same_time_build_once(tmp_path: Path) -> None:
-    env = os.environ | {"CXX": str(fake_compiler(tmp_path)), "XPU_EMU_CACHE": str(tmp_path / "cache"), "XPU_EMU": "1"}
+    env = environment(CXX=str(fake_compiler(tmp_path)), cache=str(tmp_path / "cache"))
     callers = [
         subprocess.Popen([sys.executable, build.__file__], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         for _ in range(4)
@@ -36,7 +38,7 @@ def test_callers_at_the_same_time_build_once(tmp_path: Path) -> None:
     outputs = [caller.communicate() for caller in callers]
     assert {out for out, _ in outputs} == {outputs[0][0]}, outputs
     assert Path(outputs[0][0].decode().strip()).is_file()
-    assert (tmp_path / "calls").read_text().count(".") == len(build.SOURCES) + 1  # and one call of the linker
+    assert (tmp_path / "calls").read_text().count(".") == len(build.UNITS) + 1  # and one call of the linker
 
 
 def test_a_failure_is_told_and_leaves_nothing(tmp_path: Path) -> None:
@@ -50,7 +52,9 @@ def test_a_failure_is_told_and_leaves_nothing(tmp_path: Path) -> None:
 def test_the_key_follows_the_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     before = build.key()
     assert build.key() == before
-    source = tmp_path / build.SOURCES[0].name
-    source.write_bytes(build.SOURCES[0].read_bytes() + b"\n")
-    monkeypatch.setattr(build, "SOURCES", [source, *build.SOURCES[1:]])
+    shutil.copytree(build.CSRC, tmp_path / "csrc")
+    monkeypatch.setattr(build, "CSRC", tmp_path / "csrc")
+    assert build.key() == before
+    with (tmp_path / "csrc/device/alias.h").open("a") as header:
+        header.write("\n")
     assert build.key() != before

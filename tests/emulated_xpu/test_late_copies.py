@@ -41,12 +41,20 @@ def test_every_dtype_is_spoilt() -> None:
 
 
 @late
-def test_a_blocking_copy_needs_no_wait_and_completes_what_its_stream_did_before() -> None:
+def test_what_blocks_completes_what_its_stream_did_before() -> None:
     source = device()
     assert arrived(source.cpu())
-    host = source.to("cpu", non_blocking=True)
-    assert source[0].item() == 1
-    assert arrived(host)
+    for block in (
+        lambda: source.cpu(),
+        lambda: torch.ones(1).to("xpu"),
+        lambda: source[0].item(),
+        lambda: source.nonzero(),
+        lambda: torch.equal(source, source),
+    ):
+        host = source.to("cpu", non_blocking=True)
+        assert not arrived(host)
+        block()
+        assert arrived(host)
 
 
 @late

@@ -1,11 +1,11 @@
 // The Python side: `install`, what torch._C has in an XPU build, and the process group.
-#include "devices.h"
-#include "generator.h"
-#include "kernels.h"
-#include "late_copy.h"
-#include "memory.h"
-#include "runtime.h"
-#include "xccl.h"
+#include "device/devices.h"
+#include "device/generator.h"
+#include "device/kernels.h"
+#include "device/late_copy.h"
+#include "device/memory.h"
+#include "device/runtime.h"
+#include "distributed/xccl.h"
 
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>

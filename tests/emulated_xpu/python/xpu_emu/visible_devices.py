@@ -71,6 +71,5 @@ def pci_address(physical: int) -> str:
 
 def device_uuid(physical: int) -> uuid.UUID:
     """As Intel's driver makes it: vendor, device and revision, then the PCI address."""
-    domain, bus, device, function = re.fullmatch(r"(\w+):(\w+):(\w+)\.(\w)", pci_address(physical)).groups()  # type: ignore[union-attr]
-    address = (int(part, 16) for part in (domain, bus, device, function))
-    return uuid.UUID(bytes=struct.pack("<HHHHBBB5x", 0x8086, 0x0BD5, 0x002F, *address))
+    domain, bus, device, function = (int(field, 16) for field in re.split("[:.]", pci_address(physical)))
+    return uuid.UUID(bytes=struct.pack("<HHHHBBB5x", 0x8086, 0x0BD5, 0x002F, domain, bus, device, function))

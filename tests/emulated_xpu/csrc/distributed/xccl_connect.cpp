@@ -1,5 +1,5 @@
-#include "devices.h"
-#include "xccl.h"
+#include "device/devices.h"
+#include "distributed/xccl.h"
 
 #include <unistd.h>
 
@@ -56,6 +56,9 @@ void XcclBackend::connect(c10::DeviceIndex device) {
     return;
   }
   connected_ = true;
+  TORCH_CHECK_VALUE(
+      device < device_count(), "no device xpu:", static_cast<int>(device), " among the ",
+      static_cast<int>(device_count()), " visible ones (", mask_in_force(), ")");
   const auto key = [](int rank) { return "seat/" + std::to_string(rank); };
   const Seat own{host_name(), mask_in_force(), visible_devices().at(device), visible_devices()};
   const auto text = own.text();

@@ -1,7 +1,7 @@
-#include "alias.h"
+#include "device/alias.h"
 
-#include "late_copy.h"
-#include "memory.h"
+#include "device/late_copy.h"
+#include "device/memory.h"
 
 #include <ATen/core/TensorBase.h>
 #include <c10/core/CPUAllocator.h>

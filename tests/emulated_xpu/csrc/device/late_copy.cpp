@@ -1,6 +1,6 @@
-#include "late_copy.h"
+#include "device/late_copy.h"
 
-#include "devices.h"
+#include "device/devices.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/bitwise_not.h>
@@ -83,7 +83,7 @@ bool pending(const Mark& mark) {
   return !queue.empty() && queue.front().sequence <= mark.sequence;
 }
 
-StreamKey here(const at::Tensor&) {
+StreamKey here() {
   return {current_device(), current_stream(current_device())};
 }
 
@@ -99,12 +99,12 @@ void download(const at::Tensor& host, const at::Tensor& device) {
   auto bytes = device.to(host.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
   std::lock_guard guard(mutex);
   spoil(host, bytes);
-  enqueue(here(host), {Entry::Download, 0, host, std::move(bytes), {}});
+  enqueue(here(), {Entry::Download, 0, host, std::move(bytes), {}});
 }
 
 void upload(const at::Tensor& device, const at::Tensor& host) {
   std::lock_guard guard(mutex);
-  enqueue(here(host), {Entry::Upload, 0, device, host, {}});
+  enqueue(here(), {Entry::Upload, 0, device, host, {}});
 }
 
 Mark mark(const c10::Stream& stream) {

@@ -1,6 +1,6 @@
-#include "generator.h"
+#include "device/generator.h"
 
-#include "devices.h"
+#include "device/devices.h"
 
 #include <ATen/EmptyTensor.h>
 

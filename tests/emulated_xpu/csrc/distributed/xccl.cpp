@@ -1,9 +1,9 @@
-#include "xccl.h"
+#include "distributed/xccl.h"
 
-#include "alias.h"
-#include "devices.h"
-#include "late_copy.h"
-#include "reduction.h"
+#include "device/alias.h"
+#include "device/devices.h"
+#include "device/late_copy.h"
+#include "distributed/reduction.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/view_as_real.h>
@@ -167,7 +167,7 @@ WorkPtr XcclBackend::_allgather_base(at::Tensor& output, at::Tensor& input, cons
       input.numel() * getSize() == output.numel(),
       "output tensor size must be equal to world_size times input tensor size");
   auto to = wire(output);
-  auto from = wire(input).clone(); // the input may be a part of the output, as FSDP does it
+  auto from = wire(input); // as FSDP has it, a part of the output: gloo copies it to where it lies
   connect(input.device().index());
   return work(OpType::_ALLGATHER_BASE, {gloo_->_allgather_base(to, from, options)}, {output});
 }

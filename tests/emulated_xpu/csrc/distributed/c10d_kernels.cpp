@@ -1,5 +1,5 @@
 // The c10d operators for xpu tensors: a CPU build has none, and the general fallback would send them to gloo, past xccl.
-#include "xccl.h"
+#include "distributed/xccl.h"
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/library.h>

@@ -1,4 +1,4 @@
-#include "devices.h"
+#include "device/devices.h"
 
 #include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>

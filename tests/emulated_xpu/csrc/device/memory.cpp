@@ -1,6 +1,6 @@
-#include "memory.h"
+#include "device/memory.h"
 
-#include "devices.h"
+#include "device/devices.h"
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>

@@ -1,6 +1,6 @@
-#include "reduction.h"
+#include "distributed/reduction.h"
 
-#include "devices.h"
+#include "device/devices.h"
 
 #include <ATen/ops/div.h>
 

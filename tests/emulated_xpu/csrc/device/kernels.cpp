@@ -1,10 +1,10 @@
-#include "kernels.h"
+#include "device/kernels.h"
 
-#include "alias.h"
-#include "devices.h"
-#include "fallback.h"
-#include "late_copy.h"
-#include "memory.h"
+#include "device/alias.h"
+#include "device/devices.h"
+#include "device/fallback.h"
+#include "device/late_copy.h"
+#include "device/memory.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -1,9 +1,9 @@
-#include "fallback.h"
+#include "device/fallback.h"
 
-#include "alias.h"
-#include "devices.h"
-#include "generator.h"
-#include "late_copy.h"
+#include "device/alias.h"
+#include "device/devices.h"
+#include "device/generator.h"
+#include "device/late_copy.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -1,5 +1,5 @@
-#include "devices.h"
-#include "xccl.h"
+#include "device/devices.h"
+#include "distributed/xccl.h"
 
 namespace xpu_emu {
 

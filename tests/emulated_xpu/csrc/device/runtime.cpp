@@ -1,10 +1,10 @@
 // What torch's core asks of a device runtime: the device guard (devices, streams, events) and the XPU hooks.
-#include "runtime.h"
+#include "device/runtime.h"
 
-#include "devices.h"
-#include "generator.h"
-#include "late_copy.h"
-#include "memory.h"
+#include "device/devices.h"
+#include "device/generator.h"
+#include "device/late_copy.h"
+#include "device/memory.h"
 
 #include <ATen/detail/XPUHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
