@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import shutil
 import subprocess
@@ -25,10 +26,12 @@ class Call:
 
 @functools.cache
 def library() -> Path:
-    """Build the collector and return its path; it lives as long as the machine's temporary folder."""
+    """Build the collector and return its path; it lives as long as this process."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     assert compiler, "a C compiler is needed to build the ITT collector of the tests"
-    target = Path(tempfile.mkdtemp(prefix="itt-collector-")) / "libitt_log.so"
+    folder = tempfile.mkdtemp(prefix="itt-collector-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    target = Path(folder) / "libitt_log.so"
     source = Path(__file__).with_name("collector.c")
     flags = ["-O2", "-Wall", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden"]
     subprocess.run([compiler, *flags, "-o", target, source, "-lpthread"], check=True)

@@ -151,3 +151,25 @@ print(json.dumps([line for module in modules for line in functions(module, modul
 
     assert stable(ours) == stable(json.loads(off.stdout.splitlines()[-1]))
     assert "True" not in installed.stderr.splitlines()
+
+
+def test_ascend_markers_are_left_alone(child: Child) -> None:
+    """verl believes in an NPU; modules that define nothing stand for Ascend's libraries."""
+    child(
+        f"""
+import sys, types
+import verl.utils.device
+sys.modules["nvtx"] = None
+npu, top = types.ModuleType("torch_npu.npu"), types.ModuleType("torch_npu")
+npu.mstx, top.npu, top.profiler = types.ModuleType("mstx"), npu, types.ModuleType("profiler")
+sys.modules.update({{"torch_npu": top, "torch_npu.npu": npu}})
+verl.utils.device.is_npu_available = True
+
+from verl.utils import profiler
+for name in {MARKERS!r}:
+    marker = getattr(profiler, name)
+    assert marker.__module__ == "verl.utils.profiler.mstx_profile" and not hasattr(marker, "__verl_xpu_shim__"), name
+""",
+        xpu=True,
+        path=(wheels.installed("verl==0.9.1"),),
+    )

@@ -17,9 +17,7 @@ from typing import Final
 
 from verl_xpu_shim.profiling import DOMAIN
 
-MISSING: Final = (
-    "The Python package 'ittapi' is missing, and VTune sees no range without it: pip install 'verl-xpu-shim[profiling]'"
-)
+MISSING: Final = "The Python package 'ittapi' is missing, and VTune sees no range without it: pip install ittapi"
 
 #: Distinct range names that are kept apart; a collector remembers each for good.
 NAMES: Final = 4096
