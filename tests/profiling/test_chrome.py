@@ -184,6 +184,32 @@ for _ in range(3):
     assert "The run goes on" in line
 
 
+def test_a_process_is_named_by_what_ray_runs_in_it(child: Child, tmp_path: Path) -> None:
+    """A file opened before Ray is initialised leaves it so."""
+    child(
+        """
+import ray
+from verl_xpu_shim.profiling import ranges
+
+def use():
+    with ranges.Span("stage"):
+        pass
+
+class Actor:
+    def go(self):
+        use()
+
+use()
+assert not ray.is_initialized()
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+named, unnamed = ray.remote(Actor).options(name="trainer").remote(), ray.remote(Actor).remote()
+ray.get([named.go.remote(), unnamed.go.remote(), ray.remote(use).remote()])
+""",
+        VERL_XPU_SHIM_MARKERS=f"chrome:{tmp_path}",
+    )
+    assert list(tracks(merge(tmp_path).trace)) == ["-c (pid)", "Actor (pid)", "trainer (pid)", "use (pid)"]
+
+
 def test_the_command_merges(child: Child, tmp_path: Path) -> None:
     markers, out = tmp_path / "markers", tmp_path / "trace.json"
     child(

@@ -136,9 +136,12 @@ def _boot() -> str:
 
 def _program() -> str:
     """What this process runs: a Ray actor's or task's name, else the module ``python -m`` ran, else the script."""
+    ray = sys.modules.get("ray")
     with contextlib.suppress(Exception):  # a name is no reason to stop: Ray has changed this before
-        context = sys.modules["ray"].get_runtime_context()
-        if context.worker.mode == sys.modules["ray"].WORKER_MODE:
-            return str(context.get_actor_name() or context.get_task_name().partition(".")[0])
+        # Asked for its context before it is initialised, Ray would start a cluster.
+        if ray is not None and ray.is_initialized():
+            context = ray.get_runtime_context()
+            if context.worker.mode == ray.WORKER_MODE:
+                return str(context.get_actor_name() or context.get_task_name().partition(".")[0])
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     return spec.name.rpartition(".")[2] if spec is not None else Path(sys.argv[0] or "python").name
