@@ -11,7 +11,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from dataclasses import field
@@ -126,21 +125,22 @@ def instructions(start: Start, *arguments: str) -> int:
 
 
 def milliseconds(starts: list[Start], rounds: int, *arguments: str) -> dict[str, float]:
-    """Time the starts in turns, on one CPU; return the median of what each took more than the first."""
-    cpu = {max(os.sched_getaffinity(0))}
+    """Run the starts in turns; return the median over the turns of the CPU time that each took more than the first."""
     differences: dict[str, list[float]] = {start.name: [] for start in starts}
     for _ in range(rounds):
-        times = {start.name: _time(start.command(*arguments), start.env, cpu) for start in starts}
+        times = {start.name: cpu_milliseconds(start, *arguments) for start in starts}
         for name, took in times.items():
             differences[name].append(took - times[starts[0].name])
     return {name: statistics.median(each) for name, each in differences.items()}
 
 
-def _time(command: list[str], env: dict[str, str], cpu: set[int]) -> float:
-    began = time.perf_counter()
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    subprocess.Popen(command, env=env, preexec_fn=lambda: os.sched_setaffinity(0, cpu), **quiet).wait()
-    return (time.perf_counter() - began) * 1e3
+def cpu_milliseconds(start: Start, *arguments: str) -> float:
+    """Return the CPU time of one process, which other jobs on the machine disturb less than they do the clock."""
+    process = subprocess.Popen(
+        start.command(*arguments), env=start.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    _, process.returncode, usage = os.wait4(process.pid, 0)
+    return (usage.ru_utime + usage.ru_stime) * 1e3
 
 
 def write_rows(rows: list[dict[str, object]], file: Path | None) -> None:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     with _starts.temporary() as folder:
         rows = measure(_starts.Starts(Path(folder), options.python), options.rivals, options.rounds, Path(folder))
-    print(f"{'name':22} {'instructions':>13} {'over bare':>13} {'us over bare':>13}   each of {MODULES:,} imports")
+    print(f"{'name':22} {'instructions':>13} {'over bare':>13} {'CPU us over':>13}   each of {MODULES:,} imports")
     for row in rows:
         over = f"{row['instructions_over_bare']:13,} {row['ms_over_bare'] * 1e3:13.2f}"
         print(f"{row['name']:22} {row['instructions']:13,} {over}")
@@ -61,7 +62,7 @@ def measure(starts: _starts.Starts, rivals: str, rounds: int, folder: Path) -> l
             made[name] = _starts.Start(name, made[base].venv, made[base].environment)
     scripts = {name: _script(modules, SETUPS.get(name, ("", ""))[1]) for name in made}
     for name, start in made.items():
-        _starts._time(start.command("-c", scripts[name], str(MODULES)), start.env, {0, 1})  # compiles
+        _starts.cpu_milliseconds(start, "-c", scripts[name], str(MODULES))  # compiles
     costs, milliseconds = {}, {}
     bare = made["bare"]
     for name, start in made.items():
@@ -94,13 +95,12 @@ for name in NAMES[: int(sys.argv[1])]: __import__(name)
 
 
 def _difference(bare: _starts.Start, other: _starts.Start, script: str, others: str, rounds: int) -> float:
-    """Return the median over rounds of how much longer the imports take than bare, starts subtracted; milliseconds."""
-    cpu = {max(_starts.os.sched_getaffinity(0))}
+    """Return the median over rounds of how much more CPU time the imports take than bare, starts subtracted, in ms."""
     found = []
     for _ in range(rounds):
         took = []
         for start, code in ((other, others), (bare, script)):
-            loaded, idle = (_starts._time(start.command("-c", code, n), start.env, cpu) for n in (str(MODULES), "0"))
+            loaded, idle = (_starts.cpu_milliseconds(start, "-c", code, count) for count in (str(MODULES), "0"))
             took.append(loaded - idle)
         found.append(took[0] - took[1])
-    return _starts.statistics.median(found)
+    return statistics.median(found)
