@@ -23,6 +23,9 @@ from grpo import steps
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache" / "grpo"
 
+#: What changes nothing here is left out in one run.
+TOGETHER = "attention_utils,ray_devices,host_copy"
+
 #: What is left out -> the environment that leaves it out.
 ABLATIONS = {
     "nothing": {},
@@ -32,32 +35,30 @@ ABLATIONS = {
         for name in (
             "platform",
             "fsdp_engine",
-            "attention_utils",
             "attention_default",
             "reduce_avg",
             "fsdp2_reduce_avg",
-            "ray_devices",
-            "host_copy",
+            TOGETHER,
         )
     },
 }
 
 #: Why a capability whose absence changes nothing in this run is required all the same.
 WHY = {
-    "attention_utils": "verl 0.9.1 has a fallback without flash-attn, and then the capability leaves verl's functions "
-    "alone. It is for verl 0.9.0, which raises an ImportError at the first padded batch.",
-    "host_copy": "The emulated device copies at once, unless it is told to be late (`tests/emulated/test_host_copy.py` "
-    "does, and shows stale offloaded weights), and this run saves no checkpoint.",
-    "ray_devices": "Both workers drive `xpu:0`, and `xpu:1` is idle. Two workers on one emulated device get "
-    "along; on real devices the memory is gone and oneCCL refuses two ranks on one device. "
-    "`tests/emulated/test_ray_devices.py` shows which device each worker gets.",
+    "fsdp2_reduce_avg": "FSDP2 asks for AVG through `torch.distributed`'s functions, where `reduce_avg` is. What it "
+    "alone covers is PREMUL_SUM, for a gradient divide factor of one's own (`tests/emulated/test_fsdp2_reduce_avg.py`).",
+    TOGETHER: "`attention_utils`: verl 0.9.1 falls back by itself where there is no flash-attn; verl 0.9.0 raises an "
+    "ImportError at the first packed batch. `host_copy`: the emulated device copies at once, unless it is told to be "
+    "late (`tests/emulated/test_host_copy.py` does), and this run neither offloads nor saves. `ray_devices`: two "
+    "workers on one emulated device get along; on real ones oneCCL and the memory don't "
+    "(`tests/emulated/test_ray_devices.py` shows which device each worker drives).",
 }
 
 HEAD = """\
 # What happens without each required capability
 
 Written by `scripts/ablation.py`: two steps of the run of `scripts/grpo.sh` (verl {verl}, vLLM {vllm}, torch {torch};
-two emulated XPUs), each with one capability left out by `VERL_XPU_SHIM_DISABLE`, one with `VERL_XPU_SHIM=0`. The error
+two emulated XPUs), each with a capability left out by `VERL_XPU_SHIM_DISABLE`, one with `VERL_XPU_SHIM=0`. The error
 is the first one of the log, with the line of verl, vLLM or transformers that it came through last.
 
 | left out | steps | seconds | what a user sees |
@@ -115,7 +116,8 @@ def row(name: str, result: Result) -> str:
         seen = "It trains."
     if not result.status and name in WHY:
         seen += f" {WHY[name]}"
-    left_out = {"nothing": "nothing", "everything": "everything (`VERL_XPU_SHIM=0`)"}.get(name, f"`{name}`")
+    names = ", ".join(f"`{each}`" for each in name.split(","))
+    left_out = {"nothing": "nothing", "everything": "everything (`VERL_XPU_SHIM=0`)"}.get(name, names)
     return f"| {left_out} | {result.steps} of 2 | {result.seconds} | {seen} |\n"
 
 

@@ -30,5 +30,5 @@ def test_the_first_error_and_the_line_of_verl_that_it_came_through() -> None:
 
 def test_a_run_that_hangs_or_ends_well_says_so() -> None:
     hung = ablation.Result(124, 420, 0, ["expected steps 1 to 2, found []"], "", "")
-    assert "It hangs" in ablation.row("ray_devices", hung)
-    assert "It trains. Both workers" in ablation.row("ray_devices", ablation.Result(0, 90, 2, [], "", ""))
+    assert "It hangs" in ablation.row("platform", hung)
+    assert "It trains. FSDP2 asks" in ablation.row("fsdp2_reduce_avg", ablation.Result(0, 90, 2, [], "", ""))

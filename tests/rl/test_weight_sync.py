@@ -102,4 +102,5 @@ print(json.dumps(asyncio.run(main())))
 
 def test_a_call_to_an_engine_that_dies_fails_and_names_the_replica() -> None:
     said = run(SERVER)
-    assert said.startswith("RuntimeError: The vLLM engine of rollout replica 3 died while it ran update_weights_from")
+    assert said.startswith("RuntimeError: The vLLM engine of rollout replica 3 failed while it ran update_weights_from")
+    assert ": it died. " in said

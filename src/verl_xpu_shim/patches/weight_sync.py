@@ -91,14 +91,17 @@ def _watch_engine(original: Callable[..., Any]) -> Callable[..., Any]:
             await original(self, method, *args, **kwargs)
             return
         call = asyncio.ensure_future(original(self, method, *args, **kwargs))
-        while not (await asyncio.wait({call}, timeout=LOOK_SECONDS))[0]:
-            if self.engine.errored:
-                call.cancel()
-                raise RuntimeError(
-                    f"The vLLM engine of rollout replica {self.replica_rank} died while it ran {method}. Why is in its "
-                    "own lines of the log (EngineCore, Worker), or in the kernel's if it was killed for memory."
-                )
-        await call
+        try:
+            while not (await asyncio.wait({call}, timeout=LOOK_SECONDS))[0]:
+                if self.engine.errored:
+                    call.cancel()
+                    raise RuntimeError("it died")
+            await call
+        except Exception as error:
+            raise RuntimeError(
+                f"The vLLM engine of rollout replica {self.replica_rank} failed while it ran {method}: {error}. More is "
+                "in its own lines of the log (EngineCore, Worker), or in the kernel's if it was killed for memory."
+            ) from error
 
     return collective_rpc
 
