@@ -46,7 +46,7 @@ ABLATIONS = {
 #: Why a capability whose absence changes nothing in this run is required all the same.
 WHY = {
     "fsdp2_reduce_avg": "FSDP2 asks for AVG through `torch.distributed`'s functions, where `reduce_avg` is. What it "
-    "alone covers is PREMUL_SUM, for a gradient divide factor of one's own (`tests/emulated/test_fsdp2_reduce_avg.py`).",
+    "alone covers is PREMUL_SUM, for a divide factor of one's own (`tests/emulated/test_fsdp2_reduce_avg.py`).",
     TOGETHER: "`attention_utils`: verl 0.9.1 falls back by itself where there is no flash-attn; verl 0.9.0 raises an "
     "ImportError at the first packed batch. `host_copy`: the emulated device copies at once, unless it is told to be "
     "late (`tests/emulated/test_host_copy.py` does), and this run neither offloads nor saves. `ray_devices`: two "

@@ -99,8 +99,8 @@ def _watch_engine(original: Callable[..., Any]) -> Callable[..., Any]:
             await call
         except Exception as error:
             raise RuntimeError(
-                f"The vLLM engine of rollout replica {self.replica_rank} failed while it ran {method}: {error}. More is "
-                "in its own lines of the log (EngineCore, Worker), or in the kernel's if it was killed for memory."
+                f"The vLLM engine of rollout replica {self.replica_rank} failed while it ran {method}: {error}. "
+                "More is in its own lines of the log (EngineCore, Worker), or in the kernel's if it was killed for memory."
             ) from error
 
     return collective_rpc
