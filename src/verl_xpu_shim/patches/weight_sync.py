@@ -100,7 +100,7 @@ def _watch_engine(original: Callable[..., Any]) -> Callable[..., Any]:
         except Exception as error:
             raise RuntimeError(
                 f"The vLLM engine of rollout replica {self.replica_rank} failed while it ran {method}: {error}. "
-                "More is in its own lines of the log (EngineCore, Worker), or in the kernel's if it was killed for memory."
+                "Its own lines in the log (EngineCore, Worker) say more, or the kernel's if memory ran out."
             ) from error
 
     return collective_rpc
