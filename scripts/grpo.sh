@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Stock verl does reinforcement learning (GRPO) on two emulated XPUs, with real vLLM rollouts on the CPU.
 #
-#   scripts/grpo.sh [STEPS]     default 8; ends with "grpo: ok", or with an error and a non-zero status
+#   scripts/grpo.sh [STEPS [USE_V1...]]     ends with "grpo: ok", or with an error and a non-zero status
+#
+# Without arguments 8 steps, with trainer.use_v1=true, then false; "scripts/grpo.sh 2 true" is the shortest form.
 #
 # PYTHON names the interpreter for a new .venv-grpo (3.10 to 3.12). What it writes is in .cache/grpo.
 # What the rollout engine needs because it runs on a CPU is in tests/cpu_rollout, and in no other place.
@@ -9,6 +11,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 steps=${1:-8}
+if [ $# -gt 1 ]; then trainers=("${@:2}"); else trainers=(true false); fi
 export VENV=.venv-grpo
 out=$PWD/.cache/grpo
 began=$SECONDS
@@ -32,10 +35,11 @@ fi
 
 shared_memory() { find /dev/shm \( -name 'psm_*' -o -name 'verl_weights_*' \) | sort; }
 
-for use_v1 in true false; do
+for use_v1 in "${trainers[@]}"; do
   job=use_v1-$use_v1
   say "main_ppo, $steps steps, trainer.use_v1=$use_v1 (about $((75 + 4 * steps)) s)"
   before=$(shared_memory)
+  rm -f "$out/$job.trace"
   VERL_XPU_SHIM_TRACE=$out/$job.trace scripts/grpo/job.sh $job trainer.use_v1=$use_v1 trainer.total_training_steps=$steps || {
     tail -n 30 "$out/$job/log" >&2
     die "$job: see $out/$job/log"
@@ -46,6 +50,6 @@ for use_v1 in true false; do
 done
 
 say "which process patched what (verl-xpu-shim trace)"
-"$VENV/bin/verl-xpu-shim" trace "$out/use_v1-true.trace"
+"$VENV/bin/verl-xpu-shim" trace "$out/use_v1-${trainers[0]}.trace"
 say "done"
 echo "grpo: ok"
