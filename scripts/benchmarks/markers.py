@@ -61,8 +61,10 @@ def _prepare() -> None:
     for name in [name for name in os.environ if name.startswith(("INTEL_LIBITT", "ITT_", "VERL_XPU_SHIM_MARKERS"))]:
         del os.environ[name]
     sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+    import itt_collector
     import xpu_sitecustomize
 
+    itt_collector.library()  # built once, and taken away when this process ends
     xpu_sitecustomize.uninstall()
     import verl.utils.profiler.nvtx_profile  # noqa: F401
 
