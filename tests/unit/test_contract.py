@@ -102,12 +102,12 @@ def view(request: pytest.FixtureRequest, path: Path) -> LiveView | SourceView:
     return LiveView(module)
 
 
-@pytest.mark.parametrize("requirement", HELD, ids=str)
+@pytest.mark.parametrize("requirement", HELD, ids=lambda each: type(each).__name__)
 def test_what_holds_is_not_reported(view: LiveView | SourceView, requirement: Requirement) -> None:
     assert broken([requirement], view) == []
 
 
-@pytest.mark.parametrize(("requirement", "found"), BROKEN, ids=str)
+@pytest.mark.parametrize(("requirement", "found"), BROKEN, ids=lambda each: type(each).__name__)
 def test_a_drift_says_what_was_expected_and_what_is_there(
     view: LiveView | SourceView, requirement: Requirement, found: str
 ) -> None:
