@@ -61,4 +61,7 @@ options=(
 rm -rf "$out"
 mkdir -p "$out"
 cd "$out"  # Hydra leaves its own files where it is started
-timeout --kill-after=20 "${JOB_TIMEOUT:-900}" "$venv/bin/python" -m verl.trainer.main_ppo "${options[@]}" "${cpu_rollout[@]}" "${@:2}" >log 2>&1
+trap 'kill "$verl"; wait "$verl"' TERM INT
+timeout --kill-after=20 "${JOB_TIMEOUT:-900}" "$venv/bin/python" -m verl.trainer.main_ppo "${options[@]}" "${cpu_rollout[@]}" "${@:2}" >log 2>&1 &
+verl=$!
+wait "$verl"

@@ -20,13 +20,14 @@ class Job:
         self.mark = uuid.uuid4().hex
         self.folder = folder
         self.trace = folder / "trace"
+        self._log = CACHE / name / "log"
+        self._log.unlink(missing_ok=True)
         shim = {"VERL_XPU_SHIM_TRACE": str(self.trace), "VERL_XPU_SHIM_MARKERS": f"chrome:{folder}"}
         self.process = subprocess.Popen(
             ["scripts/grpo/job.sh", name, *options],
             cwd=ROOT,
             env={**os.environ, "JOB_MARK": self.mark, **shim, **environment},
         )
-        self._log = CACHE / name / "log"
 
     @property
     def log(self) -> str:
