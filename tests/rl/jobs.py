@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-import uuid
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -17,7 +16,6 @@ class Job:
     """One run in the background; traces and ranges go to `folder`."""
 
     def __init__(self, name: str, folder: Path, *options: str, **environment: str) -> None:
-        self.mark = uuid.uuid4().hex
         self.folder = folder
         self.trace = folder / "trace"
         self._log = CACHE / name / "log"
@@ -26,7 +24,7 @@ class Job:
         self.process = subprocess.Popen(
             ["scripts/grpo/job.sh", name, *options],
             cwd=ROOT,
-            env={**os.environ, "JOB_MARK": self.mark, **shim, **environment},
+            env={**os.environ, **shim, **environment},
         )
 
     @property
@@ -39,16 +37,6 @@ class Job:
             assert self.process.poll() is None, f"it ended without {text!r}: {self.log[-3000:]}"
             assert time.monotonic() < end, f"no {text!r} in {seconds} s: {self.log[-3000:]}"
             time.sleep(0.5)
-
-    def pid(self, title: str) -> int:
-        """Of one process of this job with that title."""
-        for each in Path("/proc").glob("[0-9]*"):
-            try:
-                if title in (each / "cmdline").read_text() and self.mark in (each / "environ").read_text():
-                    return int(each.name)
-            except OSError:
-                continue  # another user's, or gone
-        raise LookupError(title)
 
     def merge(self) -> Path:
         """One trace of all ranges written so far; fails where they, or the trace log, can't be read."""
