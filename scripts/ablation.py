@@ -28,7 +28,6 @@ TOGETHER = "attention_utils,host_copy"
 
 #: What is left out -> the environment that leaves it out.
 ABLATIONS = {
-    "nothing": {},
     "everything": {"VERL_XPU_SHIM": "0"},
     **{
         name: {"VERL_XPU_SHIM_DISABLE": name}
@@ -108,7 +107,8 @@ def row(name: str, result: Result) -> str:
         seen = "**It hangs.**"
     elif result.status:
         where = f" ({result.where})" if result.where else ""
-        seen = f"`{result.error[:240].replace('|', '/').replace('`', '')}`{where}"
+        error = result.error if len(result.error) < 240 else result.error[:240] + "…"
+        seen = f"`{error.replace('|', '/').replace('`', '')}`{where}"
     elif result.faults:
         seen = f"It ends with exit status 0, but {'; '.join(result.faults)}."
     else:
@@ -116,7 +116,7 @@ def row(name: str, result: Result) -> str:
     if not result.status and name in WHY:
         seen += f" {WHY[name]}"
     names = ", ".join(f"`{each}`" for each in name.split(","))
-    left_out = {"nothing": "nothing", "everything": "everything (`VERL_XPU_SHIM=0`)"}.get(name, names)
+    left_out = {"everything": "everything (`VERL_XPU_SHIM=0`)"}.get(name, names)
     return f"| {left_out} | {result.steps} of 2 | {result.seconds} | {seen} |\n"
 
 
@@ -128,6 +128,11 @@ def main(names: list[str]) -> int:
             result = run(name)
             kept.write_text(json.dumps(asdict(result)))
             print(f"ablation: {row(name, result)}", end="", flush=True)
+    return write()
+
+
+def write() -> int:
+    """Make the table of the results that there are; 1 where some are missing."""
     kept = {name: CACHE / f"without-{name}.json" for name in ABLATIONS}
     results = {name: Result(**json.loads(path.read_text())) for name, path in kept.items() if path.exists()}
     versions = {name: version(name) for name in ("verl", "vllm", "torch")}
