@@ -169,8 +169,8 @@ def _libraries(versions: dict[str, str | None], xpu: str | None) -> Iterator[Fin
         "verl": "what is patched",
         "vllm": "for rollouts",
         "ray": "starts verl's workers",
-        "pyzes": "finds NUMA nodes; pip install 'verl-xpu-shim[topology]'",
-        "ittapi": "marks ranges for VTune; pip install 'verl-xpu-shim[profiling]'",
+        "pyzes": "finds NUMA nodes; pip install 'pyzes>=0.1.2'",
+        "ittapi": "marks ranges for VTune; pip install ittapi",
         "dpctl": "lets Ray count Intel GPUs",
     }
     for name, use in what.items():

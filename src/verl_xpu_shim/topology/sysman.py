@@ -104,7 +104,7 @@ def _import_pyzes() -> Any:
     try:
         pyzes: Any = importlib.import_module("pyzes")
     except ImportError:
-        raise Unavailable("pyzes isn't installed: pip install 'verl-xpu-shim[topology]'") from None
+        raise Unavailable("pyzes isn't installed: pip install 'pyzes>=0.1.2'") from None
     except OSError as error:  # raised by its CDLL(…) at import
         raise Unavailable(f"pyzes {version} can't load the Level Zero loader ({error}): install libze1") from None
     if not hasattr(pyzes, "zesDevicePciGetProperties"):
