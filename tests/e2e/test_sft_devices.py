@@ -51,7 +51,8 @@ def train(tiny: Path, out: Path, ranks: int, **environment: str) -> subprocess.C
         "trainer.logger=[console]",
     ]
     command = [sys.executable, "-m", "verl.trainer.sft_trainer_ray", *options]
-    return subprocess.run(command, env=clean | ours | environment, capture_output=True, text=True, timeout=500)
+    env = clean | ours | environment
+    return subprocess.run(command, cwd=out, env=env, capture_output=True, text=True, timeout=500)  # Hydra writes there
 
 
 WITHOUT_DPCTL = {"XPU_EMU_DPCTL": "0", "RAY_OVERRIDE_RESOURCES": '{"CPU": 64, "GPU": 4}'}
