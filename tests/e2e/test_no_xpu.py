@@ -116,12 +116,12 @@ def test_two_gloo_ranks_get_the_same_bytes_with_and_without_the_shim(tmp_path: P
 def test_an_interpreter_start_loads_nothing_of_anybody() -> None:
     code = (
         "import sys; third = {'torch', 'verl', 'vllm', 'ray', 'numpy', 'importlib_metadata', 'verl_xpu_shim'};"
-        "print(sorted(third & set(sys.modules)), [getattr(f, '__module__', '') for f in sys.meta_path])"
+        "print(sorted(third & set(sys.modules)), [getattr(finder, '__name__', '') for finder in sys.meta_path])"
     )
     env = without_emulation(VERL_XPU_SHIM="0")
     off = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
     env = without_emulation()
     on = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
-    assert on.startswith("[] ['xpu_sitecustomize")
+    assert on.startswith("[] ['_xpu_sitecustomize'")
     assert off.startswith("[] [")
     assert "xpu_sitecustomize" not in off

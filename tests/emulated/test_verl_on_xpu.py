@@ -153,7 +153,8 @@ for model_type in ("language_model", "value_model"):
         assert losses[-1] < losses[0], losses
         inner = next(m for m in engine.module.modules() if hasattr(m, "config"))
         assert inner.config._attn_implementation == "sdpa"
-        print("ENGINE", model_type, strategy, type(engine).__name__)
+        if rank == 0:  # two ranks that print at once can share a line
+            print("ENGINE", model_type, strategy, type(engine).__name__)
 """
 
 
