@@ -247,14 +247,14 @@ with torch.no_grad():
 try:
     apply_monkey_patch(model, ulysses_sp_size=2, use_remove_padding=True)
 except ValueError as error:
-    print("REFUSED", error)
+    print("REFUSED", error, flush=True)
 else:
     set_ulysses_sequence_parallel_group(dist.new_group([0, 1]))
     mine, at, _ = ulysses_pad_and_slice_inputs(ids, positions, sp_size=2)
     with torch.no_grad():
         part = model(input_ids=mine, position_ids=at, use_cache=False).logits
     gap = (part - whole[:, 16 * rank : 16 * (rank + 1)]).abs().max().item() / whole.abs().max().item()
-    print("GAP", rank, gap)
+    print("GAP", rank, gap, flush=True)
 apply_monkey_patch(model, ulysses_sp_size=1, use_remove_padding=True)
 """
 
