@@ -46,6 +46,7 @@ def _register_variable(module: ModuleType, edit: Edit) -> None:
 
     A graph over a host view and one over a device table must not share an entry. Ray workers then get it, too.
     """
+    asked_for()  # a value that says neither stops here, before anything is built on it
     known = module.environment_variables
     if VARIABLE not in known:
         known[VARIABLE] = asked_for
