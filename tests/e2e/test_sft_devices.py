@@ -10,16 +10,6 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a tiny model and data set."""
-    folder = tmp_path_factory.mktemp("tiny")
-    subprocess.run([sys.executable, ROOT / "scripts" / "tiny_model.py", folder], check=True, capture_output=True)
-    return folder
-
 
 def train(tiny: Path, out: Path, ranks: int, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("ZE_", "ONEAPI_", "RAY_", "VERL_", "XPU_EMU"))}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 
+import torchrun
 from emulated_xpu.harness import environment as emulated_environment
 
 
@@ -36,11 +35,6 @@ def ranks(tmp_path: Path) -> Ranks:
         (tmp_path / "vllm.py").touch()
         script.write_text(PREAMBLE + textwrap.dedent(body) + "\ndist.destroy_process_group()\n")
         env = emulated_environment(count, **environment)
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
-        done = subprocess.run(
-            [*command, str(script)], env=env, capture_output=True, text=True, timeout=300, check=False
-        )
-        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[:8000]
-        return done.stdout.splitlines()
+        return [line for rank in torchrun.run(count, str(script), env=env) for line in rank]
 
     return run

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+import torchrun
+
 from .child import run
 
 SCRIPT = Path(__file__).with_name("checkpoint_ranks.py")
@@ -25,16 +27,10 @@ def ranks(
 ) -> list[list[object]]:
     """What each of two ranks printed; they drive the devices `first` and `first + 1`."""
     emulation = {"XPU_EMU": "1", "XPU_EMU_DEVICE_COUNT": str(devices), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(SCRIPT)]
-    done = subprocess.run(
-        [*command, action, str(folder), strategy, str(first)],
-        env={**os.environ, **emulation, **environment},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
-    return sorted(json.loads(line) for line in done.stdout.splitlines() if line.startswith("[") and line.endswith("]]"))
+    command = (str(SCRIPT), action, str(folder), strategy, str(first))
+    return [
+        json.loads(lines[-1]) for lines in torchrun.run(2, *command, env={**os.environ, **emulation, **environment})
+    ]
 
 
 DEVICES = """

@@ -31,6 +31,8 @@ from typing import Any
 from typing import ClassVar
 from typing import Final
 
+import torchrun
+
 from . import build
 
 Test = Callable[[], Any]
@@ -94,12 +96,7 @@ def run_ranks(function: Test, count: int, env: dict[str, str], timeout: float = 
     Raises AssertionError with the ranks' output if one fails.
     """
     with tempfile.TemporaryDirectory() as folder:
-        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
-        command = [*launch, _CHILD, *_address(function), folder]
-        done = subprocess.run(
-            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, check=False
-        )
-        assert done.returncode == 0, f"{function.__qualname__} failed in a rank:\n{done.stdout}"
+        torchrun.run(count, _CHILD, *_address(function), folder, env=env, timeout=timeout)
         return [json.loads(Path(folder, str(rank)).read_text()) for rank in range(count)]
 
 

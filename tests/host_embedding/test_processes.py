@@ -10,17 +10,20 @@ from pathlib import Path
 
 import pytest
 
+import torchrun
 from verl_xpu_shim.probes import replay_sentinel as sentinel
 
 HERE = Path(__file__).parent
 
 
-def run(*command: str, host: str | None = "1", **environment: str) -> subprocess.CompletedProcess[str]:
+def environment(host: str | None = "1", **extra: str) -> dict[str, str]:
     wanted = {"VLLM_HOST_EMBED_TABLE": host} if host is not None else {}
-    inherited = {name: value for name, value in os.environ.items() if name != "VLLM_HOST_EMBED_TABLE"}
-    return subprocess.run(
-        [sys.executable, *command], env=inherited | wanted | environment, capture_output=True, text=True, timeout=300
-    )
+    return {name: value for name, value in os.environ.items() if name != "VLLM_HOST_EMBED_TABLE"} | wanted | extra
+
+
+def run(*command: str, host: str | None = "1", **extra: str) -> subprocess.CompletedProcess[str]:
+    env = environment(host, **extra)
+    return subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, timeout=300)
 
 
 def lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:
@@ -29,17 +32,15 @@ def lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:
 
 
 def test_two_ranks_over_gloo() -> None:
-    command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(HERE / "tensor_parallel.py"))
-    ranks = sorted(lines(run(*command)), key=lambda each: each["rank"])  # type: ignore[arg-type, return-value]
-    assert [each["rank"] for each in ranks] == [0, 1]
     digests, wanted = sentinel.derive(), sentinel.EXPECTED
-    for each in ranks:
+    for rank, printed in enumerate(torchrun.run(2, str(HERE / "tensor_parallel.py"), env=environment())):
+        each = json.loads(printed[-1])
         assert each["class"] == "SelectiveHostVocabParallelEmbedding"
         assert each["rows"] == sentinel.SHARD
         assert each["eager"] == each["compiled"] == wanted["base"]
         assert each["outside"] == each["outside compiled"] == wanted["zeros"]
         assert each["mutated"] == each["mutated compiled"] == wanted["mutated"]
-        assert each["partial"] == digests[f"base/rank{each['rank']}"]
+        assert each["partial"] == digests[f"base/rank{rank}"]
 
 
 KEY = """

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from verl_xpu_shim import status
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from wheels import sources
 
 HERE = Path(__file__).parent

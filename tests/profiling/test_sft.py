@@ -9,24 +9,14 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 import itt_collector
+import torchrun
 from emulated_xpu.harness import environment as emulated_environment
 
-ROOT = Path(__file__).parents[2]
 STEPS, PROFILED = 4, (2, 3)
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a tiny model and data set."""
-    folder = tmp_path_factory.mktemp("tiny")
-    subprocess.run([sys.executable, ROOT / "scripts" / "tiny_model.py", folder], check=True, capture_output=True)
-    return folder
-
-
-def train(tiny: Path, out: Path, log: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def train(tiny: Path, out: Path, log: Path, **environment: str) -> tuple[int, list[str], str]:
     options = [
         *("profiler.enable=True", "profiler.tool=vtune", "profiler.all_ranks=True"),
         f"trainer.profile_interval=[{PROFILED[0]},{PROFILED[1]}]",
@@ -36,7 +26,6 @@ def train(tiny: Path, out: Path, log: Path, **environment: str) -> subprocess.Co
         *(f"trainer.total_training_steps={STEPS}", "trainer.total_epochs=1", "trainer.resume_mode=disable"),
         f"trainer.default_local_dir={out}/checkpoints",
     ]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     variables = {
         **itt_collector.environment(log, start_paused=True),
         "PYTHONPATH": str(Path(__file__).parent),
@@ -45,21 +34,14 @@ def train(tiny: Path, out: Path, log: Path, **environment: str) -> subprocess.Co
         "HF_HUB_OFFLINE": "1",
         **environment,
     }
-    return subprocess.run(
-        [*torchrun, "-m", "verl.trainer.sft_trainer", *options],
-        env=emulated_environment(2, **variables),
-        cwd=out,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    env = emulated_environment(2, **variables)
+    return torchrun.launch(2, "-m", "verl.trainer.sft_trainer", *options, env=env, cwd=out, timeout=500)
 
 
 def test_profiled_steps_of_a_run(tiny: Path, tmp_path: Path, log: Path) -> None:
-    done = train(tiny, tmp_path, log)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
-    assert f"step:{STEPS} " in done.stdout
+    status, outputs, errors = train(tiny, tmp_path, log)
+    assert status == 0, errors[-6000:]
+    assert f"step:{STEPS} " in outputs[0]
 
     calls = itt_collector.read(log)
     pairs = itt_collector.ranges(calls)  # balanced
@@ -107,9 +89,9 @@ def test_profiled_steps_of_a_run(tiny: Path, tmp_path: Path, log: Path) -> None:
 
 
 def test_a_stage_that_raises_in_a_run(tiny: Path, tmp_path: Path, log: Path) -> None:
-    done = train(tiny, tmp_path, log, PROFILING_TEST_FAIL_AT="3")
-    assert done.returncode != 0
-    assert "LookupError: the stage's own" in done.stdout + done.stderr
+    status, _, errors = train(tiny, tmp_path, log, PROFILING_TEST_FAIL_AT="3")
+    assert status != 0
+    assert "LookupError: the stage's own" in errors
     pairs = itt_collector.ranges(itt_collector.read(log))  # the failed stage is closed, too
     stages = Counter(begin.pid for begin, _ in pairs if begin.name == "train_batch")
     assert len(stages) == 2
