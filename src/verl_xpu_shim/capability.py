@@ -47,13 +47,15 @@ class Target:
     """A module that a capability patches once its body has run.
 
     ``patch`` makes its changes through the :class:`Edit` it is given; what ``contract`` asks for holds by then.
-    ``may_be_absent``: some supported versions have no such module.
+    ``may_be_absent``: some supported versions have no such module. ``left_out``: what tells a user who has left the
+    capability out, and asks for what it does; in its place.
     """
 
     module: str
     patch: Callable[[ModuleType, Edit], None]
     contract: Contract = ()
     may_be_absent: bool = False
+    left_out: Callable[[ModuleType, Edit], None] | None = None
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,8 @@ def apply(name: str, module: ModuleType) -> None:
         trace.emit(event, capability=name, module=module.__name__, detail=detail, ms=ms)
 
     reason = _reason_to_skip(name)
+    if reason == "disabled" and is_xpu_host():
+        _let_its_absence_be_told(name, module, edit)
     if reason is not None:
         return settle("skipped", reason)
     try:
@@ -131,6 +133,17 @@ def _reason_to_skip(name: str) -> str | None:
     if name in disabled():
         return "disabled"
     return None if name in EVERYWHERE or is_xpu_host() else "no-xpu"
+
+
+def _let_its_absence_be_told(name: str, module: ModuleType, edit: Edit) -> None:
+    """Put what tells of its absence in the place of a capability that the user has left out."""
+    try:
+        left_out = load(name).target(module.__name__).left_out
+        if left_out:
+            left_out(module, edit)
+    except Exception:  # it may be left out because it can't be loaded
+        edit.undo()
+        _log.debug("verl-xpu-shim: '%s' is left out, and can't tell so", name, exc_info=True)
 
 
 def _report(name: str, module: ModuleType, what: str, error: Exception | None = None) -> None:

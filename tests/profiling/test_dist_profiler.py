@@ -211,3 +211,24 @@ print("went on")
     assert said(disabled + use) == {"no collector is attached": 1}  # a profiler that is off has nothing to say
     assert said(no_ittapi + WORKER + use) == {"pip install ittapi": 1}
     assert said(no_ittapi + WORKER + use, collect=True) == {"pip install ittapi": 1}
+
+
+def test_who_left_it_out_and_asks_for_it_is_told_once(child: Child, verl: Path) -> None:
+    code = (
+        WORKER
+        + """
+import verl_xpu_shim
+Worker(enable=False)
+Worker(tool="torch_memory")
+print("asked", file=sys.stderr)
+for _ in range(2):
+    worker = Worker()
+    worker.profiler.start(); assert worker.train(1) == 2; worker.profiler.stop()
+"""
+    )
+    said = child("import sys\n" + code, xpu=True, path=(verl,), VERL_XPU_SHIM_DISABLE="dist_profiler").stderr
+    before, _, after = said.partition("asked")
+    told = "profiler.tool=vtune does nothing in this process: VERL_XPU_SHIM_DISABLE=dist_profiler leaves out"
+    assert (before.count(told), after.count(told)) == (0, 1)
+    no_xpu = child("import sys\n" + code, path=(verl,), VERL_XPU_SHIM_DISABLE="dist_profiler").stderr
+    assert told not in no_xpu

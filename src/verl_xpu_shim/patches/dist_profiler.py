@@ -44,6 +44,18 @@ def _patch(module: ModuleType, edit: Edit) -> None:
     edit.wrap(module.DistProfiler, "__init__", with_vtune)
 
 
+def _left_out(module: ModuleType, edit: Edit) -> None:
+    def telling(original: Callable[..., None]) -> Callable[..., None]:
+        def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            if self._tool == vtune.TOOL and type(self._impl) is module._NoOpProfiler and self.check_enable():
+                vtune.warn_of_absence()
+
+        return initialise
+
+    edit.wrap(module.DistProfiler, "__init__", telling)
+
+
 def _patch_trainer(name: str, module: ModuleType, edit: Edit) -> None:
     trainer = getattr(module, name)
     edit.wrap(trainer, "_start_profiling", functools.partial(_with_the_workers, ranges.resume))
@@ -92,6 +104,7 @@ CAPABILITY: Final = Capability(
                 Mentions("DistProfiler.stop", ("_impl",)),
                 Mentions("DistProfiler.annotate", ("_impl", "annotate")),
             ),
+            left_out=_left_out,
         ),
         _trainer("verl.trainer.ppo.ray_trainer", "RayPPOTrainer"),
         _trainer("verl.trainer.ppo.v1.trainer_base", "PPOTrainer", "curr_step_profile"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import os
 from collections.abc import Callable
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -109,6 +110,16 @@ def warn_if_nothing_collects() -> None:
         )
     else:
         _log.warning("profiler.tool=vtune: %s. The run goes on.", itt.MISSING)
+
+
+@functools.cache
+def warn_of_absence() -> None:
+    """Say once that ``tool=vtune`` shows nothing in this process, as the user has left out what would collect."""
+    _log.warning(
+        "profiler.tool=vtune does nothing in this process: VERL_XPU_SHIM_DISABLE=%s leaves out dist_profiler, and verl "
+        "has no such tool of its own. The run goes on.",
+        os.environ.get("VERL_XPU_SHIM_DISABLE", ""),
+    )
 
 
 @functools.cache
