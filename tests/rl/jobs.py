@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".cache" / "grpo"
@@ -14,6 +18,8 @@ SHIM = ROOT / ".venv-grpo" / "bin" / "verl-xpu-shim"
 
 class Job:
     """One run in the background; traces and ranges go to `folder`."""
+
+    model = CACHE / "model"
 
     def __init__(self, name: str, folder: Path, *options: str, **environment: str) -> None:
         self.folder = folder
@@ -37,6 +43,15 @@ class Job:
             assert self.process.poll() is None, f"it ended without {text!r}: {self.log[-3000:]}"
             assert time.monotonic() < end, f"no {text!r} in {seconds} s: {self.log[-3000:]}"
             time.sleep(0.5)
+
+    def processes(self, title: str) -> list[psutil.Process]:
+        """Those of the run whose command begins so, in the order in which they were started."""
+        family = sorted(psutil.Process(self.process.pid).children(recursive=True), key=lambda each: each.pid)
+        return [each for each in family if " ".join(each.cmdline()).startswith(title)]
+
+    def events(self) -> list[dict[str, Any]]:
+        """The trace log."""
+        return [json.loads(line) for line in self.trace.read_text().splitlines()]
 
     def merge(self) -> Path:
         """One trace of all ranges written so far; fails where they, or the trace log, can't be read."""

@@ -10,6 +10,7 @@ import pytest
 
 from .jobs import Job
 
+pytestmark = pytest.mark.job
 PATIENCE = 120  # seconds from a death to the end of the job
 LONG = ("trainer.total_training_steps=100", "trainer.total_epochs=100")
 
@@ -35,4 +36,21 @@ def test_an_engine_dies_in_a_weight_update(victim: str, start: Callable[..., Job
     job.wait_for("cpu_rollout: killing")
     assert job.process.wait(PATIENCE) != 0
     assert "The vLLM engine of rollout replica" in job.log
+    assert job.merge().exists()
+
+
+@pytest.mark.parametrize(
+    ("victim", "said"),
+    [
+        ("ray::WorkerDict", "ActorDiedError"),
+        ("VLLM::EngineCore", "EngineDeadError"),
+        ("VLLM::Worker", "EngineDeadError"),
+    ],
+)
+def test_a_process_dies_in_a_step(victim: str, said: str, start: Callable[..., Job]) -> None:
+    job = start("dies-in-a-step")
+    job.wait_for("step:2 - ")
+    job.processes(victim)[0].kill()
+    assert job.process.wait(PATIENCE) != 0
+    assert said in job.log
     assert job.merge().exists()
