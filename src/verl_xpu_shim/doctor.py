@@ -140,7 +140,7 @@ def _torch(
     topic = "torch"
     if not xpu:
         wanted = any(not card["integrated"] for card in hardware)
-        advice = " To use the Intel GPUs: pip install torch --index-url https://download.pytorch.org/whl/xpu"
+        advice = " To use the Intel GPUs, install the XPU build (PyTorch's notes: Getting Started on Intel GPU)."
         text = f"torch {version} isn't an XPU build, so the shim leaves this environment as it is."
         yield Finding(topic, not wanted, text + advice * wanted)
         return
