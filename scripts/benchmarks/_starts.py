@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 import os
@@ -141,6 +142,25 @@ def cpu_milliseconds(start: Start, *arguments: str) -> float:
     )
     _, process.returncode, usage = os.wait4(process.pid, 0)
     return (usage.ru_utime + usage.ru_stime) * 1e3
+
+
+def options(name: str, documentation: str | None, rounds: int, arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=f"benchmark.py {name}", description=(documentation or "").partition("\n")[0])
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows of the table")
+    parser.add_argument("--python", default="3.11", metavar="VERSION")
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"of the paired timing (default {rounds})")
+    parser.add_argument("--rivals", default=",".join(RIVALS), help="comma list (default: all)")
+    parser.add_argument("--no-rivals", action="store_const", const="", dest="rivals")
+    return parser.parse_args(arguments)
+
+
+def judge(name: str, rows: list[dict[str, object]], limits: dict[str, int]) -> int:
+    """Name the rows that cost more instructions over bare than their limit; exit status 1 where there are any."""
+    missed = [row for row in rows if row["instructions_over_bare"] > limits.get(str(row["name"]), sys.maxsize)]
+    for row in missed:
+        limit = limits[str(row["name"])]
+        print(f"{name}: {row['name']} costs more than {limit:,} instructions over bare", file=sys.stderr)
+    return 1 if missed else 0
 
 
 def write_rows(rows: list[dict[str, object]], file: Path | None) -> None:

@@ -8,9 +8,7 @@
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 from pathlib import Path
 
 import _starts
@@ -30,13 +28,7 @@ SETUPS = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="benchmark.py imports", description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows of the table")
-    parser.add_argument("--python", default="3.11", metavar="VERSION")
-    parser.add_argument("--rounds", type=int, default=11, help="of the paired timing (default 11)")
-    parser.add_argument("--rivals", default=",".join(_starts.RIVALS), help="comma list (default: all)")
-    parser.add_argument("--no-rivals", action="store_const", const="", dest="rivals")
-    options = parser.parse_args(arguments)
+    options = _starts.options("imports", __doc__, 11, arguments)
     with _starts.temporary() as folder:
         rows = measure(_starts.Starts(Path(folder), options.python), options.rivals, options.rounds, Path(folder))
     print(f"{'name':22} {'instructions':>13} {'over bare':>13} {'CPU us over':>13}   each of {MODULES:,} imports")
@@ -44,10 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
         over = f"{row['instructions_over_bare']:13,} {row['ms_over_bare'] * 1e3:13.2f}"
         print(f"{row['name']:22} {row['instructions']:13,} {over}")
     _starts.write_rows(rows, options.json)
-    missed = [row for row in rows if row["instructions_over_bare"] > LIMITS.get(str(row["name"]), sys.maxsize)]
-    for row in missed:
-        print(f"imports: {row['name']} costs more than {LIMITS[row['name']]:,} instructions an import", file=sys.stderr)
-    return 1 if missed else 0
+    return _starts.judge("imports", rows, LIMITS)
 
 
 def measure(starts: _starts.Starts, rivals: str, rounds: int, folder: Path) -> list[dict[str, object]]:

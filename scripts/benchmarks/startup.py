@@ -10,9 +10,7 @@ builtins.compile() costs at its first call.
 
 from __future__ import annotations
 
-import argparse
 import shutil
-import sys
 from pathlib import Path
 
 import _starts
@@ -25,13 +23,7 @@ NO_PYC = {"PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="benchmark.py startup", description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows of the table")
-    parser.add_argument("--python", default="3.11", metavar="VERSION")
-    parser.add_argument("--rounds", type=int, default=60, help="of the paired timing (default 60)")
-    parser.add_argument("--rivals", default=",".join(_starts.RIVALS), help="comma list (default: all)")
-    parser.add_argument("--no-rivals", action="store_const", const="", dest="rivals")
-    options = parser.parse_args(arguments)
+    options = _starts.options("startup", __doc__, 60, arguments)
     with _starts.temporary() as folder:
         rows = measure(_starts.Starts(Path(folder), options.python), options.rivals, options.rounds)
     print(f"{'name':22} {'instructions':>13} {'over bare':>13} {'CPU ms over':>13}")
@@ -39,10 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
         over = f"{row['instructions_over_bare']:13,} {row['ms_over_bare']:13.2f}"
         print(f"{row['name']:22} {row['instructions']:13,} {over}")
     _starts.write_rows(rows, options.json)
-    missed = [row for row in rows if row["instructions_over_bare"] > LIMITS.get(str(row["name"]), sys.maxsize)]
-    for row in missed:
-        print(f"startup: {row['name']} costs more than {LIMITS[row['name']]:,} instructions over bare", file=sys.stderr)
-    return 1 if missed else 0
+    return _starts.judge("startup", rows, LIMITS)
 
 
 def measure(starts: _starts.Starts, rivals: str, rounds: int) -> list[dict[str, object]]:
