@@ -20,10 +20,12 @@ CRITIC = (
 )
 VARIANTS = {
     "fsdp": ("actor_rollout_ref.actor.strategy=fsdp", "actor_rollout_ref.ref.strategy=fsdp"),
+    # Merged weights are sent. To send the adapter alone verl 0.9.1 calls WeightsMapper.get_unstacked_mapper of vLLM, which
+    # vLLM 0.29 renamed: that fails on any device (https://github.com/unslothai/unsloth-zoo/pull/1197 tells of it).
     "lora": (
         "actor_rollout_ref.model.lora_rank=8",
         "actor_rollout_ref.model.lora_alpha=16",
-        "actor_rollout_ref.rollout.load_format=safetensors",  # only the adapter is sent
+        "actor_rollout_ref.model.lora.merge=True",
     ),
     "critic": CRITIC,
     "colocate_async": ("trainer.v1.trainer_mode=colocate_async",),
