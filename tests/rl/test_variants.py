@@ -20,7 +20,7 @@ CRITIC = (
 )
 VARIANTS = {
     "fsdp": ("actor_rollout_ref.actor.strategy=fsdp", "actor_rollout_ref.ref.strategy=fsdp"),
-    # Merged weights are sent. To send the adapter alone verl 0.9.1 calls WeightsMapper.get_unstacked_mapper of vLLM, which
+    # Merged weights are sent. To send the adapter alone verl 0.9.1 calls WeightsMapper.get_unstacked_mapper, which
     # vLLM 0.29 renamed: that fails on any device (https://github.com/unslothai/unsloth-zoo/pull/1197 tells of it).
     "lora": (
         "actor_rollout_ref.model.lora_rank=8",
