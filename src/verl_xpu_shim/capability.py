@@ -115,7 +115,7 @@ class Edit:
 
     def __init__(self, capability: str) -> None:
         self._capability: Final = capability
-        self._undo: Final[list[Callable[[], None]]] = []
+        self._undo: Final[list[Callable[[], object]]] = []
         self._lock: Final = threading.Lock()
         self.changes: Final[list[Change]] = []
         self.notes: Final[list[str]] = []
@@ -167,7 +167,7 @@ class Edit:
 
         self.changed(Change(plain, repr(old), old, new), restore)
 
-    def changed(self, change: Change, undo: Callable[[], None]) -> None:
+    def changed(self, change: Change, undo: Callable[[], object]) -> None:
         """Record a change made by other means, with what takes it back."""
         with self._lock:
             self.changes.append(change)

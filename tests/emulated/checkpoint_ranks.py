@@ -35,8 +35,12 @@ def main() -> None:
         fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
-    model(input_ids=torch.ones(1, 4, dtype=torch.long, device="xpu")).logits.sum().backward()
-    optimizer.step()
+
+    def step() -> None:
+        model(input_ids=torch.ones(1, 4, dtype=torch.long, device="xpu")).logits.sum().backward()
+        optimizer.step()
+
+    step()
     manager = FSDPCheckpointManager(model, optimizer, scheduler)
     if action == "save":
         manager.save_checkpoint(folder)
@@ -47,6 +51,7 @@ def main() -> None:
     total = torch.stack(sums).sum()
     dist.all_reduce(total)
     places = sorted({str(local(each).device) for each in (*model.parameters(), *moments)})
+    step()  # what was loaded is where training goes on
     # Saving elsewhere than through the manager stays as torch has it.
     torch.save(local(moments[0]), f"{folder}/other_{dist.get_rank()}.pt")
     print(json.dumps([dist.get_rank(), float(total), places]))

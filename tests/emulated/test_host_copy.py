@@ -37,6 +37,7 @@ DEVICES = """
 import json, pathlib, sys, torch
 def walk(value):
     if isinstance(value, torch.Tensor):
+        yield str(value.device)  # of a DTensor, what it says of itself; a state that says "xpu" isn't moved there
         yield str(getattr(value, "_local_tensor", value).device)
     elif hasattr(value, "local_shards"):
         for shard in value.local_shards():
@@ -76,9 +77,10 @@ def test_a_checkpoint_loads_with_fewer_devices_and_without_any(tmp_path: Path, s
     assert all(devices in (["cpu"], []) for devices in found.values()), found
     assert ["cpu"] not in other.values()  # what isn't verl's checkpoint is none of ours
 
-    loaded = ranks("load", tmp_path, strategy, first=0, devices=2)
-    assert [places for _, _, places in loaded] == [["xpu:0"], ["xpu:1"]]
-    assert [total for _, total, _ in loaded] == pytest.approx([total for _, total, _ in saved])
+    for first, devices in ((0, 2), (2, 4)):  # others, and those that it was saved from
+        loaded = ranks("load", tmp_path, strategy, first=first, devices=devices)
+        assert [places for _, _, places in loaded] == [[f"xpu:{first}"], [f"xpu:{first + 1}"]]
+        assert [total for _, total, _ in loaded] == pytest.approx([total for _, total, _ in saved])
 
 
 def test_without_the_capability_it_does_not(tmp_path: Path) -> None:

@@ -5,12 +5,14 @@ XPU it is queued either way (pytorch/pytorch#189327, intel/torch-xpu-ops#4349) a
 before. Can go once a copy to pageable memory waits on XPU as it does on CUDA.
 
 Checkpoints: verl offloads FSDP1's shards on CUDA only, and saves the optimizer from where it is. Files with ``xpu:3``
-in them load neither with fewer devices nor on a machine without any. What verl saves says ``cpu``.
+in them load neither with fewer devices nor on a machine without any. What verl saves says ``cpu``, storages and
+devices alike: an optimizer takes a DTensor at its word, and wouldn't move a state that says ``xpu`` back there.
 """
 
 from __future__ import annotations
 
 import contextvars
+import copyreg
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -71,7 +73,13 @@ def _tag(storage: Any) -> str | None:
     return "cpu" if _saving.get() and storage.device.type == "xpu" else None
 
 
+def _reduce(device: Any) -> Any:
+    """For pickle: a device, as which a DTensor remembers where it was beside its storage."""
+    return (type(device), ("cpu",)) if _saving.get() and device.type == "xpu" else device.__reduce__()
+
+
 def _checkpoint(module: ModuleType, edit: Edit) -> None:
+    import torch
     from torch import serialization
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,6 +101,10 @@ def _checkpoint(module: ModuleType, edit: Edit) -> None:
         serialization.register_package(BEFORE_TORCH_S_OWN, _tag, lambda storage, location: None)
         entry = next(entry for entry in registry if entry[1] is _tag)
         edit.changed(Change(serialization, "_package_registry", None, _tag), lambda: registry.remove(entry))
+    if torch.device not in copyreg.dispatch_table:
+        copyreg.pickle(torch.device, _reduce)
+        change = Change(copyreg, "dispatch_table[torch.device]", None, _reduce)
+        edit.changed(change, lambda: copyreg.dispatch_table.pop(torch.device))
 
 
 def _tensordict(module: ModuleType, edit: Edit) -> None:
