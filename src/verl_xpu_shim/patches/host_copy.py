@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 from typing import Final
 
+from verl_xpu_shim.capability import MARK
 from verl_xpu_shim.capability import Capability
 from verl_xpu_shim.capability import Change
 from verl_xpu_shim.capability import Edit
@@ -73,9 +74,14 @@ def _tag(storage: Any) -> str | None:
     return "cpu" if _saving.get() and storage.device.type == "xpu" else None
 
 
-def _reduce(device: Any) -> Any:
+def _reducer(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """For pickle: a device, as which a DTensor remembers where it was beside its storage."""
-    return (type(device), ("cpu",)) if _saving.get() and device.type == "xpu" else device.__reduce__()
+
+    def reduce(device: Any) -> Any:
+        return (type(device), ("cpu",)) if _saving.get() and device.type == "xpu" else original(device)
+
+    setattr(reduce, MARK, "host_copy")
+    return reduce
 
 
 def _checkpoint(module: ModuleType, edit: Edit) -> None:
@@ -101,10 +107,12 @@ def _checkpoint(module: ModuleType, edit: Edit) -> None:
         serialization.register_package(BEFORE_TORCH_S_OWN, _tag, lambda storage, location: None)
         entry = next(entry for entry in registry if entry[1] is _tag)
         edit.changed(Change(serialization, "_package_registry", None, _tag), lambda: registry.remove(entry))
-    if torch.device not in copyreg.dispatch_table:
-        copyreg.pickle(torch.device, _reduce)
-        change = Change(copyreg, "dispatch_table[torch.device]", None, _reduce)
-        edit.changed(change, lambda: copyreg.dispatch_table.pop(torch.device))
+    reducers = copyreg.dispatch_table
+    theirs = reducers.get(torch.device)
+    if not hasattr(theirs, MARK):
+        ours = reducers[torch.device] = _reducer(theirs or torch.device.__reduce__)
+        change = Change(copyreg, "dispatch_table[torch.device]", theirs, ours)
+        edit.changed(change, lambda: reducers.update({torch.device: theirs}) if theirs else reducers.pop(torch.device))
 
 
 def _tensordict(module: ModuleType, edit: Edit) -> None:
