@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The tests that need verl and vLLM in one environment, .venv-grpo; what they run is what scripts/grpo.sh runs. About
 # half an hour on two cores, nearly all of it whole runs of verl: `scripts/test_grpo.sh -m "not job"` leaves those out,
-# and takes four. Arguments go to pytest.
+# and takes five. Arguments go to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
